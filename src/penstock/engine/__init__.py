@@ -1,0 +1,1 @@
+"""The engine: options, sessions, sampling, generation.  Everything here speaks token ids."""

@@ -1,0 +1,234 @@
+"""The engine: a loaded model, the sessions on it, and generation.  Speaks token ids."""
+
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.engine.options import EngineOptions
+from penstock.engine.sampling import Sampling
+from penstock.engine.session import Session
+from penstock.engine.steps import Generation, Step
+from penstock.errors import OptionError, TokenError
+from penstock.experts.store import MappedExperts
+from penstock.kernels import reference
+from penstock.kv.snapshot import load_snapshot
+from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
+from penstock.model.model import DeepSeekV4
+from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
+from penstock.weights.checkpoint import Checkpoint, open_checkpoint
+from penstock.weights.config import ModelConfig
+
+Logits = NDArray[np.float32]
+
+
+class Engine:
+    """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, or a checkpoint folder.
+
+    The keyword arguments are the fields of :class:`EngineOptions`.  `threads` sets torch's thread count for the whole
+    process.  Methods may be called from several threads; steps run one after another.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        kv_dtype: str = "f16",
+        simulate_low_precision: bool = False,
+        context: int | None = None,
+        max_rewind: int = 64,
+        prefill_chunk: int = 512,
+        mtp: str | Path | None = None,
+    ):
+        self.options = EngineOptions(
+            threads=threads,
+            kv_dtype=kv_dtype,
+            simulate_low_precision=simulate_low_precision,
+            context=context,
+            max_rewind=max_rewind,
+            prefill_chunk=prefill_chunk,
+            mtp=Path(mtp) if mtp is not None else None,
+        )
+        self.checkpoint: Checkpoint = open_checkpoint(path, mtp)
+        self.config: ModelConfig = self.checkpoint.config
+        if context is not None and context > self.config.context_length:
+            raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
+        self.context = context or self.config.context_length
+        torch.set_num_threads(self.options.thread_count)
+        self.model = DeepSeekV4(
+            self.checkpoint,
+            reference,
+            MappedExperts(self.checkpoint, reference),
+            simulate_low_precision=simulate_low_precision,
+        )
+        self._layout = StateLayout(
+            self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.model.draft is not None
+        )
+        self._lock = threading.Lock()
+
+    # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def session(self) -> Session:
+        """A new, empty session."""
+        return Session(self, SequenceMemory(self._layout))
+
+    def load_session(self, path: str | Path) -> Session:
+        """The session that `session.save(path)` wrote."""
+        snapshot = load_snapshot(Path(path), self._layout, self.fingerprint)
+        session = Session(self, snapshot.state, snapshot.tokens)
+        session.last_logits = None if snapshot.logits is None else snapshot.logits.numpy()
+        return session
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the model and of every option that changes what a session's state contains."""
+        rounding = "-simulated" if self.options.simulate_low_precision else ""
+        return self.checkpoint.fingerprint() + rounding
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @torch.inference_mode()
+    def feed(self, work: Sequence[tuple[Session, Sequence[int]]], logits: str = "last") -> list[Logits | None]:
+        """Processes tokens of several sessions together.  One result per session: "last" → [vocab],
+        "all" → [len(ids), vocab], "none" → None.
+
+        Nothing happens if any id or length is wrong.  If a step fails, each session stands where its last
+        completed step left it.
+        """
+        if logits not in ("last", "all", "none"):
+            raise OptionError(f"logits is {logits!r}, expected 'last', 'all' or 'none'")
+        jobs = [_Job(session, self._checked(ids)) for session, ids in work]
+        if len({id(job.session) for job in jobs}) != len(jobs):
+            raise OptionError("a session appears twice in one batch")
+        for job in jobs:
+            if job.session.engine is not self:
+                raise OptionError("a session belongs to another engine")
+            job.session.state.check_room(len(job.ids))
+        with self._lock:
+            while any(job.left for job in jobs):
+                self._step(jobs, logits)
+        return [job.result(logits) for job in jobs]
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        try:
+            tokens = [operator.index(token) for token in ids]
+        except TypeError as error:
+            raise TokenError(f"token ids must be whole numbers: {error}") from None
+        if not tokens:
+            raise TokenError("there are no tokens to feed")
+        for token in tokens:
+            if not 0 <= token < self.config.vocab_size:
+                raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
+        return tokens
+
+    def _step(self, jobs: "list[_Job]", logits: str) -> None:
+        """One ragged step: as many waiting tokens as a chunk holds, first sessions first."""
+        room = self.options.prefill_chunk
+        taken: list[tuple[_Job, list[int]]] = []
+        for job in jobs:
+            ids = job.ids[job.done : job.done + room]
+            if ids:
+                taken.append((job, ids))
+                room -= len(ids)
+        batch = self.model.batch([(job.session.state, ids) for job, ids in taken])
+        try:
+            streams = self.model.forward(batch)
+            outputs = []
+            for (job, ids), segment in zip(taken, batch.segments, strict=True):
+                rows = segment.rows
+                if logits == "last":
+                    rows = slice(segment.stop - (job.left == len(ids)), segment.stop)
+                outputs.append(streams[rows] if logits != "none" else streams[:0])
+            heads = self.model.head(torch.cat(outputs)) if sum(map(len, outputs)) else streams.new_empty(0, 0)
+        except BaseException:
+            for job, _ in taken:
+                job.session.state.discard()
+            raise
+        for (job, ids), part in zip(taken, heads.split([len(output) for output in outputs]), strict=True):
+            job.advance(ids, part.numpy() if len(part) else None)
+
+    def mtp_logits(self, session: Session, next_token: int) -> Logits:
+        """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""
+        if self.model.draft is None:
+            raise OptionError(f"{self.checkpoint.path}: the model has no MTP block (see the option mtp)")
+        if session.position == 0:
+            raise OptionError("mtp_logits needs a session with at least one token")
+        (token,) = self._checked([next_token])
+        with self._lock, torch.inference_mode():
+            return self.model.draft_logits(session.state, token).numpy()
+
+    # ── generation ────────────────────────────────────────────────────────────────────────────────────────
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int = 64,
+        sampling: Sampling | None = None,
+        session: Session | None = None,
+    ) -> Iterator[Step]:
+        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token."""
+        session = session or self.session()
+        sampling = sampling or Sampling()
+        past = session.tokens
+        generation = Generation(
+            session, [*past, *prompt_ids], max_tokens, sampling, self.config.eos_ids, self._text_codec(sampling)
+        )
+        logits = session.feed(prompt_ids)
+        while True:
+            assert logits is not None
+            step = generation.next(logits)
+            yield step
+            if step.finish_reason is not None:
+                return
+            logits = session.feed([step.token])
+
+    def _text_codec(self, sampling: Sampling) -> Tokenizer | None:
+        try:
+            return self.tokenizer
+        except TokenError:
+            if sampling.stop:
+                raise
+            return None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer stored with the model."""
+        path, metadata = self.checkpoint.path, self.checkpoint.metadata
+        if metadata:
+            if metadata.get("tokenizer.ggml.model", "none") == "none":
+                raise TokenError(f"{path}: the file holds no tokenizer")
+            return tokenizer_from_gguf(metadata, str(path))
+        if not (path / "tokenizer.json").exists():
+            raise TokenError(f"{path}: no tokenizer.json in the folder")
+        return tokenizer_from_json(path / "tokenizer.json")
+
+
+class _Job:
+    """One session's tokens on their way through a `feed`."""
+
+    def __init__(self, session: Session, ids: list[int]):
+        self.session, self.ids, self.done = session, ids, 0
+        self.parts: list[Logits] = []
+
+    @property
+    def left(self) -> int:
+        return len(self.ids) - self.done
+
+    def advance(self, ids: list[int], logits: Logits | None) -> None:
+        self.session._advance(ids)
+        self.done += len(ids)
+        if logits is not None:
+            self.parts.append(logits)
+            self.session.last_logits = logits[-1].copy()
+
+    def result(self, logits: str) -> Logits | None:
+        """What `feed` returns for this session."""
+        if logits == "none":
+            return None
+        return self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)

@@ -1,0 +1,140 @@
+"""From logits to a token.  The same seed gives the same token for the same logits, whatever else is running.
+
+Order: penalties, logit bias, temperature, top-k, top-p, min-p, then one draw.  Log-probabilities are the model's
+own, before any of these.
+"""
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import OptionError, PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen and when generation stops.  `temperature=0` is greedy: ties go to the lower id.
+
+    Repetition penalty counts prompt and output, presence and frequency penalties the output alone.  `stop` are
+    strings that end the text (and are not part of it); `stop_token_ids` end it like EOS does.  `top_logprobs` asks
+    for that many alternatives with each token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        def need(name: str, good: bool, expected: str) -> None:
+            if not good:
+                raise OptionError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+
+        def between(name: str, low: float, high: float, expected: str) -> None:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            need(name, number and low <= value <= high and math.isfinite(value), expected)
+
+        between("temperature", 0, 1e6, "0 (greedy) or a positive number")
+        between("top_p", 0, 1, "0 to 1")
+        between("min_p", 0, 1, "0 to 1")
+        between("repetition_penalty", 1e-6, 1e6, "a positive number (1 is off)")
+        between("presence_penalty", -1e6, 1e6, "a number")
+        between("frequency_penalty", -1e6, 1e6, "a number")
+        need("top_k", type(self.top_k) is int and self.top_k >= 0, "0 (off) or a positive whole number")
+        need("top_logprobs", type(self.top_logprobs) is int and self.top_logprobs >= 0, "0 or more")
+        need("seed", self.seed is None or type(self.seed) is int, "a whole number or None")
+        strings = not isinstance(self.stop, str) and all(isinstance(s, str) and s for s in self.stop)
+        need("stop", strings, "a sequence of non-empty strings")
+        biases = self.logit_bias.values()
+        need("logit_bias", not any(math.isnan(b) for b in biases), "numbers by token id")
+
+
+class Sampled(NamedTuple):
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]  # (token, log-probability), best first
+
+
+class Sampler:
+    """One request's choices: its random numbers and the tokens it has seen."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int):
+        self.sampling = sampling
+        for token in sampling.logit_bias:
+            if not 0 <= token < vocab_size:
+                raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocab_size:,}")
+        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % (1 << 64)
+        self.seen = set(prompt)  # for the repetition penalty
+        self.output: Counter[int] = Counter()
+        self.count = 0
+
+    def sample(self, logits: NDArray[np.float32]) -> Sampled:
+        """logits [vocab] → the next token"""
+        if not math.isfinite(float(logits.max())):
+            raise PenstockError("the model produced logits that are not finite; its weights may be damaged")
+        raw = logits.astype(np.float64)
+        adjusted = self._penalise(raw)
+        if self.sampling.temperature == 0:
+            token = int(adjusted.argmax())  # argmax takes the lower id on ties
+        else:
+            token = self._draw(adjusted / self.sampling.temperature)
+        self.count += 1
+        self.seen.add(token)
+        self.output[token] += 1
+        norm = raw.max() + math.log(np.exp(raw - raw.max()).sum())
+        best = _best_first(raw)[: self.sampling.top_logprobs] if self.sampling.top_logprobs else []
+        return Sampled(token, float(raw[token] - norm), [(int(t), float(raw[t] - norm)) for t in best])
+
+    def _penalise(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+        s = self.sampling
+        logits = raw.copy()
+        if s.repetition_penalty != 1 and self.seen:
+            ids = np.fromiter(self.seen, np.int64)
+            values = logits[ids]
+            logits[ids] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+        if self.output and (s.presence_penalty or s.frequency_penalty):
+            ids = np.fromiter(self.output, np.int64)
+            counts = np.fromiter(self.output.values(), np.float64)
+            logits[ids] -= s.presence_penalty + s.frequency_penalty * counts
+        for token, bias in s.logit_bias.items():
+            logits[token] += bias
+        return logits
+
+    def _draw(self, logits: NDArray[np.float64]) -> int:
+        s = self.sampling
+        order = _best_first(logits)
+        if s.top_k:
+            order = order[: s.top_k]
+        weights = np.exp(logits[order] - logits[order[0]])
+        probabilities = weights / weights.sum()
+        keep = len(order)
+        if s.top_p < 1:  # the smallest set that reaches top_p, never empty
+            keep = int(np.searchsorted(np.cumsum(probabilities), s.top_p)) + 1
+        if s.min_p > 0:
+            keep = min(keep, int(np.count_nonzero(probabilities >= s.min_p * probabilities[0])))
+        cumulative = np.cumsum(probabilities[: max(1, keep)])
+        # One number per step from a counter-based generator: independent of batch-mates and of earlier draws.
+        generator = np.random.Generator(np.random.Philox(key=self.seed, counter=self.count))
+        at = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
+        return int(order[min(at, len(cumulative) - 1)])
+
+
+def _best_first(logits: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Token ids by falling logit, ties by rising id."""
+    return np.argsort(-logits, kind="stable")

@@ -1,0 +1,73 @@
+"""One timeline of tokens and the exact attention state that belongs to it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.kv.snapshot import Snapshot, save_snapshot
+from penstock.kv.state import SequenceMemory
+
+if TYPE_CHECKING:
+    from penstock.engine.engine import Engine
+
+
+class Session:
+    """Made by `engine.session()`.
+
+    >>> session.feed([0, 17, 4], logits="last").shape     # doctest: +SKIP
+    (129280,)
+    >>> session.rewind(1); session.position               # doctest: +SKIP
+    2
+    """
+
+    def __init__(self, engine: "Engine", state: SequenceMemory, tokens: Sequence[int] = ()):
+        self.engine = engine
+        self.state = state
+        self._tokens = list(tokens)
+        self.last_logits: NDArray[np.float32] | None = None  # after the last token, if they were asked for
+
+    @property
+    def position(self) -> int:
+        """Tokens processed so far."""
+        return self.state.position
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens processed so far (a copy)."""
+        return list(self._tokens)
+
+    @property
+    def max_rewind(self) -> int:
+        """How many tokens can be taken back now.  All of them can always be."""
+        return self.position - self.state.floor
+
+    def feed(self, ids: Sequence[int], logits: str = "last") -> NDArray[np.float32] | None:
+        """Processes tokens.  `logits`: "last" → [vocab], "all" → [len(ids), vocab], "none" → None."""
+        return self.engine.feed([(self, ids)], logits=logits)[0]
+
+    def rewind(self, count: int) -> None:
+        """Forgets the last `count` tokens; raises RewindError beyond `max_rewind` (unless all are forgotten)."""
+        self.state.rewind(count)
+        if count:
+            del self._tokens[self.position :]
+            self.last_logits = None
+
+    def fork(self) -> "Session":
+        """An independent session with the same past."""
+        copy = Session(self.engine, self.state.fork(), self._tokens)
+        copy.last_logits = None if self.last_logits is None else self.last_logits.copy()
+        return copy
+
+    def save(self, path: str | Path) -> None:
+        """Writes the session to a file that `engine.load_session` of the same model reads."""
+        logits = None if self.last_logits is None else torch.from_numpy(self.last_logits)
+        save_snapshot(Path(path), Snapshot(self._tokens, self.state, logits), self.engine.fingerprint)
+
+    def _advance(self, ids: Sequence[int]) -> None:
+        self.state.commit(len(ids))
+        self._tokens.extend(ids)
+        self.last_logits = None

@@ -1,0 +1,66 @@
+"""One request being generated: its sampler, its text so far, and when it is over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.session import Session
+from penstock.engine.stops import StopStrings
+from penstock.errors import OptionError
+from penstock.tokenizer import StreamDecoder, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One generated token.  `text` is what it makes safe to show: complete characters, no part of a stop string.
+    `finish_reason` is set on the last step: "stop" (EOS, stop token or stop string) or "length"."""
+
+    token: int
+    logprob: float
+    text: str = ""
+    top_logprobs: list[tuple[int, float]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Generation:
+    """Turns a request's logits into steps, one at a time.  Without a tokenizer steps carry no text."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        eos_ids: Sequence[int],
+        tokenizer: Tokenizer | None,
+    ):
+        if type(max_tokens) is not int or max_tokens < 1:
+            raise OptionError(f"max_tokens is {max_tokens!r}, expected a positive whole number")
+        if sampling.stop and tokenizer is None:
+            raise OptionError("stop strings need a model with a tokenizer")
+        self.session = session
+        self.remaining = max_tokens
+        self.sampler = Sampler(sampling, prompt, session.engine.config.vocab_size)
+        self.ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
+        self.stops = StopStrings(sampling.stop)
+        self.decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
+
+    def next(self, logits: NDArray[np.float32]) -> Step:
+        """The step that follows from the logits after the session's last token."""
+        token, logprob, top = self.sampler.sample(logits)
+        self.remaining -= 1
+        text, reason = "", None
+        if token in self.ends:
+            reason = "stop"
+        else:
+            text = self.stops.push(self.decoder.push(token) if self.decoder else "")
+            if self.stops.found:
+                reason = "stop"
+            elif self.remaining == 0 or self.session.position >= self.session.engine.context:
+                reason = "length"
+        if reason is not None and not self.stops.found:
+            text += self.stops.push(self.decoder.finish() if self.decoder else "") + self.stops.finish()
+        return Step(token, logprob, text, top, reason)

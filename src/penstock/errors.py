@@ -1,0 +1,30 @@
+"""Everything Penstock raises on purpose.  Each message names the file, field or flag, what was expected
+and what was found, so that a person can act on it without reading the code."""
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+
+class ModelFormatError(PenstockError):
+    """A model file that cannot be used: damaged, incomplete, inconsistent or of another architecture."""
+
+
+class ContextLengthError(PenstockError):
+    """More tokens than the context holds."""
+
+
+class TokenError(PenstockError, ValueError):
+    """A token id outside the vocabulary, or text that the model has no tokenizer for."""
+
+
+class RewindError(PenstockError, ValueError):
+    """A rewind past what the session still remembers."""
+
+
+class SnapshotError(PenstockError):
+    """A saved session that cannot be read, is damaged, or belongs to another model."""
+
+
+class OptionError(PenstockError, ValueError):
+    """An unknown or impossible value for an option."""

@@ -1,0 +1,93 @@
+"""The whole model, or a slice of its layers with or without embedding and head."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.experts.store import ExpertStore
+from penstock.kernels.ops import Ops
+from penstock.model.batch import Batch
+from penstock.model.hyper import HyperHead, vector
+from penstock.model.layer import Layer
+from penstock.model.mtp import DraftBlock
+from penstock.model.precision import Precision
+from penstock.model.rope import Frequencies
+from penstock.model.state import SequenceState
+from penstock.weights.checkpoint import Checkpoint
+
+
+class DeepSeekV4:
+    """Layers [first, last) of a checkpoint.  Streams go in and come out as [rows, n, hidden].
+
+    A full model is `embed` → `forward` → `head`.  In a pipeline the first slice embeds, the last one has the head,
+    and each hands its streams to the next.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        experts: ExpertStore,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        simulate_low_precision: bool = False,
+    ):
+        config = checkpoint.config
+        self.config, self.ops, self.first = config, ops, first
+        self.last = config.layer_count if last is None else last
+        if not 0 <= first <= self.last <= config.layer_count:
+            raise ValueError(f"layers [{first}, {self.last}) of a model with {config.layer_count}")
+        self.plain = Frequencies(config, compressed=False)
+        self.compressed = Frequencies(config, compressed=True)
+        precision = Precision(config, ops, simulate_low_precision)
+        self.layers = [
+            Layer(
+                checkpoint, ops, f"blk.{number}", config.layers[number], self.compressed, experts, precision
+            )
+            for number in range(first, self.last)
+        ]
+        self.embedding = checkpoint.weight("token_embd.weight")
+        self.hyper_head = HyperHead(checkpoint, ops, "output_hc")
+        self.output_norm = vector(checkpoint, "output_norm.weight")
+        self.output = checkpoint.weight("output.weight")
+        self.draft: DraftBlock | None = None
+        if checkpoint.has_mtp and self.last == config.layer_count:
+            self.draft = DraftBlock(checkpoint, ops, self.compressed, experts, precision)
+
+    def batch(self, work: Sequence[tuple[SequenceState, Sequence[int]]]) -> Batch:
+        """Rows for the next tokens of several sequences."""
+        return Batch.build(work, self.plain, self.compressed)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [rows] → streams [rows, n, hidden], all alike at first"""
+        return self.ops.embed(tokens, self.embedding).unsqueeze(1).repeat(1, self.config.streams, 1)
+
+    def forward(self, batch: Batch, streams: Tensor | None = None) -> Tensor:
+        """Runs this slice's layers and stages what the sequences must remember."""
+        if streams is None:
+            streams = self.embed(batch.tokens)
+        for number, layer in enumerate(self.layers, start=self.first):
+            states = [segment.state.layer(number) for segment in batch.segments]
+            streams = layer.forward(streams, batch, states)
+        if self.draft is not None:
+            self.draft.remember(streams, batch, self)
+        return streams
+
+    def head(self, streams: Tensor) -> Tensor:
+        """Final streams [rows, n, hidden] → logits [rows, vocab]"""
+        x = self.ops.rms_norm(self.hyper_head.collapse(streams), self.output_norm, self.config.rms_eps)
+        return self.ops.linear(x, self.output)
+
+    def draft_logits(self, state: SequenceState, token: int) -> Tensor:
+        """What the MTP block expects after `token`, the token about to follow the sequence → [vocab]"""
+        assert self.draft is not None and state.position > 0
+        streams, norm = self.draft.forward(state, token, self)
+        x = self.ops.rms_norm(self.draft.hyper_head.collapse(streams), norm, self.config.rms_eps)
+        return self.ops.linear(x, self.output)[0]
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """Index of the largest logit; the lowest id on ties."""
+    return torch.argmax(logits, dim=-1)

@@ -1,0 +1,127 @@
+"""Text to token ids and back: byte-level BPE, with markers only where the caller asks for them."""
+
+import json
+import operator
+import re
+from collections.abc import Iterable
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from penstock.errors import ModelFormatError, TokenError
+from penstock.tokenizer.byte_alphabet import from_alphabet
+from penstock.tokenizer.guard import library_errors_as
+from penstock.tokenizer.stream import StreamDecoder
+from penstock.tokenizer.vocabulary import SPECIAL_KINDS, TokenKind, Vocabulary
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """Turns text into token ids and back.  Safe to share between threads.
+
+    >>> tokenizer = tokenizer_from_json(Path("tokenizer.json"))
+    >>> tokenizer.decode(tokenizer.encode("Hello, 世界"))
+    'Hello, 世界'
+
+    A *special* token is a marker such as `<｜User｜>`, control or user-defined.  Text becomes one only under
+    `encode(..., special=True)`; without it the same characters are ordinary text.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+
+    def __init__(self, vocabulary: Vocabulary, pre_tokenizer: PreTokenizer) -> None:
+        ids = vocabulary.check()
+        self.source = vocabulary.source
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.eos_ids
+        self.kinds = vocabulary.kinds
+        self.pre_tokenizer = pre_tokenizer
+        markers = [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+            if kind in SPECIAL_KINDS
+        ]
+        with library_errors_as(ModelFormatError, f"{self.source}: tokenizer"):
+            # Both tokenizers share one model.  The model knows the markers' strings, but no merge makes one
+            # (Vocabulary.check), so only the tokenizer that was told of them finds them in text.
+            model = BPE(vocab=ids, merges=list(vocabulary.merges))
+            self._plain = LibraryTokenizer(model)
+            self._marking = LibraryTokenizer(model)
+            for tokenizer in (self._plain, self._marking):
+                tokenizer.pre_tokenizer = pre_tokenizer
+            self._marking.add_special_tokens(markers)
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of `text`, without BOS.  With `special`, marker strings in it become their single token."""
+        tokenizer = self._marking if special else self._plain
+        with library_errors_as(TokenError, f"{self.source}: text cannot be encoded"):
+            # Lone surrogates are the only str content that is not text; the library's own message is vague.
+            if not text.isascii():
+                text.encode("utf-8")
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        text_bytes = self._unmarked_bytes if skip_special else self.token_bytes
+        return b"".join(map(text_bytes, ids)).decode("utf-8", errors="replace")
+
+    def stream(self, skip_special: bool = False) -> StreamDecoder:
+        """A decoder for ids that arrive one at a time."""
+        return StreamDecoder(self._unmarked_bytes if skip_special else self.token_bytes)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The exact bytes that a token stands for; a marker stands for the UTF-8 of its string."""
+        index = self._index(id)
+        token = self._token(index)
+        match self.kinds[index]:
+            case TokenKind.NORMAL:
+                return from_alphabet(token)
+            case TokenKind.BYTE if named := _BYTE_TOKEN.fullmatch(token):
+                return bytes.fromhex(named[1])
+            case _:
+                return token.encode("utf-8")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of an exact token string such as `<｜User｜>` or `Ġthe`, or None."""
+        try:
+            found: int | None = self._plain.token_to_id(token)
+        except UnicodeEncodeError:  # a lone surrogate: no token has one
+            return None
+        return found
+
+    def is_special(self, id: int) -> bool:
+        """Whether the token is a marker, which ordinary text never becomes."""
+        return self.kinds[self._index(id)] in SPECIAL_KINDS
+
+    def tokens(self) -> list[str]:
+        """Every token string in id order, as files store them; made anew from the library's copy."""
+        return [self._token(index) for index in range(self.vocab_size)]
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Every merge in rank order; slow, since the library gives them out only as JSON."""
+        merges = json.loads(self._plain.to_str())["model"]["merges"]
+        return [(left, right) for left, right in merges]
+
+    def _token(self, index: int) -> str:
+        token = self._plain.id_to_token(index)
+        assert token is not None  # the model knows every id below vocab_size
+        return token
+
+    def _unmarked_bytes(self, id: int) -> bytes:
+        return b"" if self.is_special(id) else self.token_bytes(id)
+
+    def _index(self, id: int) -> int:
+        try:
+            index = operator.index(id)
+        except TypeError:
+            raise TokenError(f"{self.source}: token id: expected an integer; found {id!r}") from None
+        if not 0 <= index < self.vocab_size:
+            raise TokenError(f"{self.source}: token id: expected 0 to {self.vocab_size - 1}; found {index}")
+        return index

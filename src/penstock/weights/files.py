@@ -1,0 +1,38 @@
+"""Read-only mapped files: bytes are paged in when touched and never copied into private memory."""
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ModelFormatError
+
+
+class MappedFile:
+    """One file mapped for reading.  Views keep the mapping alive; there is nothing to close by hand.
+
+    >>> MappedFile(Path("model.gguf")).view(0, 4).tobytes()  # doctest: +SKIP
+    b'GGUF'
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with open(path, "rb") as handle:
+                self.size = os.fstat(handle.fileno()).st_size
+                if self.size == 0:
+                    raise ModelFormatError(f"{path}: the file is empty")
+                # PROT_READ on purpose: a private writable mapping of a file larger than memory would be
+                # counted against the overcommit limit and refused.
+                mapping = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        except IsADirectoryError:
+            raise ModelFormatError(f"{path}: expected a model file, found a folder") from None
+        except OSError as error:
+            raise ModelFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+        self.bytes: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
+
+    def view(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """`nbytes` bytes from `offset`, without copying."""
+        return self.bytes[offset : offset + nbytes]
