@@ -94,7 +94,9 @@ class Engine:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def feed(self, work: Sequence[tuple[Session, Sequence[int]]], logits: str = "last") -> list[Logits | None]:
+    def feed(
+        self, work: Sequence[tuple[Session, Sequence[int]]], logits: str = "last"
+    ) -> list[Logits | None]:
         """Processes tokens of several sessions together.  One result per session: "last" → [vocab],
         "all" → [len(ids), vocab], "none" → None.
 
@@ -177,7 +179,12 @@ class Engine:
         sampling = sampling or Sampling()
         past = session.tokens
         generation = Generation(
-            session, [*past, *prompt_ids], max_tokens, sampling, self.config.eos_ids, self._text_codec(sampling)
+            session,
+            [*past, *prompt_ids],
+            max_tokens,
+            sampling,
+            self.config.eos_ids,
+            self._text_codec(sampling),
         )
         logits = session.feed(prompt_ids)
         while True:

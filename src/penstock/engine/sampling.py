@@ -98,8 +98,8 @@ class Sampler:
         self.seen.add(token)
         self.output[token] += 1
         norm = raw.max() + math.log(np.exp(raw - raw.max()).sum())
-        best = _best_first(raw)[: self.sampling.top_logprobs] if self.sampling.top_logprobs else []
-        return Sampled(token, float(raw[token] - norm), [(int(t), float(raw[t] - norm)) for t in best])
+        best = _best_first(raw)[: self.sampling.top_logprobs].tolist() if self.sampling.top_logprobs else []
+        return Sampled(token, float(raw[token] - norm), [(t, float(raw[t] - norm)) for t in best])
 
     def _penalise(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
         s = self.sampling

@@ -84,7 +84,13 @@ class Ops(Protocol):
         ...
 
     def route(
-        self, logits: Tensor, bias: Tensor | None, ids: Tensor | None, count: int, normalize: bool, scale: float
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        ids: Tensor | None,
+        count: int,
+        normalize: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """Expert ids and weights [rows, count] from router logits [rows, experts].  Scores are
         sqrt(softplus(logits)).  The `count` highest of score + bias are chosen, ties to the lower id, unless ids

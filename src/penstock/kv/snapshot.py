@@ -133,7 +133,9 @@ def _check_identity(path: Path, metadata: dict[str, str], layout: StateLayout, f
         raise SnapshotError(f"{path}: saved with another model (its fingerprint differs)")
     expected = DTYPES[layout.kv_dtype]
     if metadata.get("kv_dtype") != expected:
-        raise SnapshotError(f"{path}: saved with kv_dtype {metadata.get('kv_dtype')}, this engine uses {expected}")
+        raise SnapshotError(
+            f"{path}: saved with kv_dtype {metadata.get('kv_dtype')}, this engine uses {expected}"
+        )
 
 
 def _check_sum(path: Path, infos: dict[str, TensorInfo], metadata: dict[str, str]) -> None:

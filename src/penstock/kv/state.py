@@ -188,6 +188,8 @@ class SequenceMemory:
         """Bytes of state in use: the fixed rings and the rows written so far."""
         rings = sum(ring.storage.nbytes for ring in self._rings())
         rows = sum(
-            memory.view(last).nbytes for _, memory, _, last in self._series() if isinstance(memory, GrowingRows)
+            memory.view(last).nbytes
+            for _, memory, _, last in self._series()
+            if isinstance(memory, GrowingRows)
         )
         return rings + rows

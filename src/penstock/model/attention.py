@@ -105,6 +105,7 @@ class Attention:
         return result
 
     def _push(self, projected: Tensor, segment: Segment, state: LayerState) -> None:
-        assert self.compressor is not None and state.compressor is not None
+        assert self.compressor is not None
+        assert state.compressor is not None
         first, rows = self.compressor.push(projected[segment.rows], segment, state.compressor)
         state.compressor.rows.write(first, self.precision.kv_rows(rows))

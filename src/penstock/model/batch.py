@@ -42,7 +42,9 @@ class Batch:
     def build(
         work: Sequence[tuple[SequenceState, Sequence[int]]], plain: Frequencies, compressed: Frequencies
     ) -> "Batch":
-        segments, tokens, positions = [], [], []
+        segments: list[Segment] = []
+        tokens: list[int] = []
+        positions: list[int] = []
         for state, ids in work:
             start = len(tokens)
             segments.append(Segment(state, start, start + len(ids), state.position))

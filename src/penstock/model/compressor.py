@@ -48,7 +48,9 @@ class Compressor:
         if count == 0:
             return first, projected.new_empty(0, self.norm.shape[0])
         series = torch.cat((state.frontier.read(begin, position), projected))
-        windows = series[: (first + count) * ratio - begin].unflatten(0, (-1, ratio))  # [windows, ratio, 2 · width]
+        windows = series[: (first + count) * ratio - begin].unflatten(
+            0, (-1, ratio)
+        )  # [windows, ratio, 2 · width]
         values, scores = windows.chunk(2, dim=-1)
         if self.overlap:
             values = self._overlapping(values, 0.0, count)

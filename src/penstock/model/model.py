@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from penstock.experts.store import ExpertStore
@@ -82,12 +81,7 @@ class DeepSeekV4:
 
     def draft_logits(self, state: SequenceState, token: int) -> Tensor:
         """What the MTP block expects after `token`, the token about to follow the sequence → [vocab]"""
-        assert self.draft is not None and state.position > 0
+        assert self.draft is not None
         streams, norm = self.draft.forward(state, token, self)
         x = self.ops.rms_norm(self.draft.hyper_head.collapse(streams), norm, self.config.rms_eps)
         return self.ops.linear(x, self.output)[0]
-
-
-def greedy(logits: Tensor) -> Tensor:
-    """Index of the largest logit; the lowest id on ties."""
-    return torch.argmax(logits, dim=-1)

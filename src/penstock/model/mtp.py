@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 class DraftBlock:
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, compressed: Frequencies, experts: ExpertStore, precision: Precision
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        compressed: Frequencies,
+        experts: ExpertStore,
+        precision: Precision,
     ):
         config = checkpoint.config
         self.ops, self.config, self.precision = ops, config, precision

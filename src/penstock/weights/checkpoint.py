@@ -95,12 +95,16 @@ def _open_gguf(path: Path) -> Checkpoint:
     for file in files:
         for name, info in file.tensors.items():
             if name in tensors:
-                raise ModelFormatError(f"{file.path}: tensor {name} is also in {tensors[name].file.path.name}")
+                raise ModelFormatError(
+                    f"{file.path}: tensor {name} is also in {tensors[name].file.path.name}"
+                )
             tensors[name] = info
     trunk, stored = _trunk_layers(metadata, tensors, str(path))
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ModelFormatError(f"{path}: tensor token_embd.weight is missing, expected a matrix [vocab, hidden]")
+        raise ModelFormatError(
+            f"{path}: tensor token_embd.weight is missing, expected a matrix [vocab, hidden]"
+        )
     config = config_from_gguf(metadata, str(path), trunk, vocab_size=embedding.shape[0])
     index = _rename_nextn(tensors, trunk) if stored else dict(tensors)
     if stored:
@@ -109,7 +113,9 @@ def _open_gguf(path: Path) -> Checkpoint:
             shared = tensors.get(f"output_hc_{leaf}.weight")
             if shared is not None and f"mtp.0.hc_head_{leaf}.weight" not in index:
                 index[f"mtp.0.hc_head_{leaf}.weight"] = shared.renamed(f"mtp.0.hc_head_{leaf}.weight")
-    draft = "MTP" if "mtp.0.enorm.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
+    draft = (
+        "MTP" if "mtp.0.enorm.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
+    )
     return _split_unused(path, f"GGUF v{files[0].version}", config, metadata, index, draft)
 
 
@@ -128,7 +134,9 @@ def _read_splits(path: Path) -> list[GGUFFile]:
         )
     names_ = [path.with_name(f"{match[1]}-{part:05d}-of-{count:05d}.gguf") for part in range(1, count + 1)]
     if number != 0:
-        raise ModelFormatError(f"{path}: this is split {number + 1} of {count}; open the first one, {names_[0]}")
+        raise ModelFormatError(
+            f"{path}: this is split {number + 1} of {count}; open the first one, {names_[0]}"
+        )
     files = [first]
     for part, name in enumerate(names_[1:], start=1):
         if not name.exists():
@@ -205,7 +213,9 @@ def _open_folder(folder: Path) -> Checkpoint:
             raise ModelFormatError(f"{info.file.path}: tensor {name} is a second {canonical}")
         scale = tensors.get(names.scale_of(name))
         index[canonical] = _attach_scale(info.renamed(canonical), scale)
-    draft = "MTP" if "mtp.0.e_proj.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
+    draft = (
+        "MTP" if "mtp.0.e_proj.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
+    )
     return _split_unused(folder, "safetensors", config, {}, index, draft)
 
 
@@ -284,7 +294,9 @@ def _validate(model: Checkpoint) -> None:
 def _check_no_extra_experts(model: Checkpoint, plan: TensorPlan) -> None:
     extra = f"{plan.name.removesuffix('.weight')}.{plan.shape[0]}.weight"
     if extra in model.unused:
-        raise ModelFormatError(f"{model.path}: {extra} exists but the model is said to have {plan.shape[0]} experts")
+        raise ModelFormatError(
+            f"{model.path}: {extra} exists but the model is said to have {plan.shape[0]} experts"
+        )
 
 
 def _check(model: Checkpoint, name: str, shape: tuple[int, ...]) -> None:

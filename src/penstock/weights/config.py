@@ -10,6 +10,10 @@ from penstock.errors import ModelFormatError
 MAX_LAYERS: Final = 4096
 MAX_DIMENSION: Final = 1 << 24  # vocabulary, widths, ranks
 MAX_CONTEXT: Final = 1 << 31
+SIZES: Final = (
+    *("vocab_size", "hidden", "heads", "head_dim", "q_rank", "o_groups", "o_rank", "window"),
+    *("experts", "experts_used", "streams", "index_heads", "index_dim", "index_topk"),
+)
 
 
 class AttentionKind(StrEnum):
@@ -95,8 +99,7 @@ class ModelConfig:
             value = getattr(self, field.name)
             if isinstance(value, float):
                 need(math.isfinite(value), field.name, "a finite number")
-        sizes = "vocab_size hidden heads head_dim q_rank o_groups o_rank window experts streams".split()
-        for name in (*sizes, "index_heads", "index_dim", "index_topk", "experts_used"):
+        for name in SIZES:
             need(1 <= getattr(self, name) <= MAX_DIMENSION, name, f"1 to {MAX_DIMENSION:,}")
         need(1 <= self.context_length <= MAX_CONTEXT, "context_length", f"1 to {MAX_CONTEXT:,}")
         need(0 <= self.rms_eps < 1, "rms_eps", "0 to 1")
@@ -120,7 +123,9 @@ class ModelConfig:
     def _validate_layer(self, layer: LayerConfig, source: str) -> None:
         sliding = layer.attention is AttentionKind.SLIDING
         if (layer.ratio == 0) != sliding or not 0 <= layer.ratio <= 1 << 16:
-            raise ModelFormatError(f"{source}: compression ratio {layer.ratio} for {layer.attention} attention")
+            raise ModelFormatError(
+                f"{source}: compression ratio {layer.ratio} for {layer.attention} attention"
+            )
         if layer.attention is AttentionKind.SPARSE and self.rope_dim > self.index_dim:
             raise ModelFormatError(f"{source}: index_dim {self.index_dim} is below rope_dim {self.rope_dim}")
         if not 1 <= layer.expert_width <= MAX_DIMENSION:

@@ -35,7 +35,8 @@ class _Keys:
         value = self._get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value if value == value and abs(value) < 1e18 else 0):
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
             raise self._fail(key, "a whole number")
         return int(value)
 
@@ -51,7 +52,7 @@ class _Keys:
         value = self._get(key)
         if value is None:
             return default
-        if value not in (0, 1):
+        if type(value) not in (bool, int) or value not in (0, 1):
             raise self._fail(key, "true or false")
         return bool(value)
 
@@ -95,13 +96,17 @@ def config_from_gguf(metadata: Mapping[str, Any], source: str, layers: int, voca
         )
     gating = keys.integer("expert_gating_func", default=SQRT_SOFTPLUS)
     if gating != SQRT_SOFTPLUS:
-        raise ModelFormatError(f"{source}: {ARCHITECTURE}.expert_gating_func is {gating}, expected {SQRT_SOFTPLUS}")
+        raise ModelFormatError(
+            f"{source}: {ARCHITECTURE}.expert_gating_func is {gating}, expected {SQRT_SOFTPLUS}"
+        )
     head_dim = keys.integer("attention.key_length")
     if keys.integer("attention.value_length", default=head_dim) != head_dim:
         raise ModelFormatError(f"{source}: attention.key_length and attention.value_length differ")
     if keys.integer("attention.head_count_kv", default=1) != 1:
         raise ModelFormatError(f"{source}: attention.head_count_kv must be 1: keys and values are shared")
-    scaling = metadata.get(f"{ARCHITECTURE}.rope.scaling.type", "yarn" if keys._get("rope.scaling.factor") else "none")
+    scaling = metadata.get(
+        f"{ARCHITECTURE}.rope.scaling.type", "yarn" if keys._get("rope.scaling.factor") else "none"
+    )
     if scaling not in ("yarn", "none"):
         raise ModelFormatError(f"{source}: {ARCHITECTURE}.rope.scaling.type is {scaling!r}, expected 'yarn'")
     context = keys.integer("context_length")
@@ -174,11 +179,13 @@ def _token(metadata: Mapping[str, Any], name: str, source: str) -> int | None:
 
 
 def _eos(metadata: Mapping[str, Any], source: str) -> tuple[int, ...]:
-    single = _token(metadata, "eos", source)
+    single = [_token(metadata, name, source) for name in ("eos", "eot")]
     several = metadata.get("tokenizer.ggml.eos_token_ids", ())
-    if not isinstance(several, tuple) and not (isinstance(several, np.ndarray) and several.dtype.kind in "iu"):
+    if not isinstance(several, tuple) and not (
+        isinstance(several, np.ndarray) and several.dtype.kind in "iu"
+    ):
         raise ModelFormatError(f"{source}: metadata key tokenizer.ggml.eos_token_ids must be token ids")
-    return tuple(dict.fromkeys([*(() if single is None else (single,)), *map(int, several)]))
+    return tuple(dict.fromkeys([*(token for token in single if token is not None), *map(int, several)]))
 
 
 def config_to_gguf(config: ModelConfig, blocks: int | None = None) -> dict[str, Any]:
@@ -187,7 +194,9 @@ def config_to_gguf(config: ModelConfig, blocks: int | None = None) -> dict[str, 
     layers = list(config.layers) + [config.mtp_layer] * ((blocks or config.layer_count) - config.layer_count)
     hashed = sum(layer.hashed for layer in layers)
     if any(layer.hashed for layer in layers[hashed:]):
-        raise ModelFormatError("GGUF can only say that the first layers are hash-routed, not an arbitrary set")
+        raise ModelFormatError(
+            "GGUF can only say that the first layers are hash-routed, not an arbitrary set"
+        )
     for layer in layers:
         if RATIO_KINDS.get(layer.ratio) is not layer.attention:
             raise ModelFormatError(

@@ -154,7 +154,11 @@ def _rope_dim(keys: _Keys) -> int:
 def _rope(keys: _Keys) -> tuple[_Keys, _Keys]:
     """RoPE parameters of sliding layers and of compressed layers, under transformers' names."""
     nested = keys.find("rope_parameters")
-    if isinstance(nested, dict) and isinstance(nested.get("main"), dict) and isinstance(nested.get("compress"), dict):
+    if (
+        isinstance(nested, dict)
+        and isinstance(nested.get("main"), dict)
+        and isinstance(nested.get("compress"), dict)
+    ):
         main, compress = dict(nested["main"]), dict(nested["compress"])
         if compress.get("attention_factor", 1) != 1:
             raise ModelFormatError(f"{keys.source}: rope_parameters.compress.attention_factor must be 1")
@@ -194,25 +198,32 @@ def _layers(keys: _Keys) -> tuple[LayerConfig, ...]:
 
 
 def _schedule(keys: _Keys, count: int) -> list[tuple[AttentionKind, int]]:
-    types = keys.find("layer_types")
-    if types is not None:
-        if not isinstance(types, list) or len(types) < count or not all(name in LAYER_TYPES for name in types[:count] if isinstance(name, str)) or not all(isinstance(name, str) for name in types[:count]):
-            raise keys.fail("layer_types", f"{count} of {', '.join(LAYER_TYPES)}")
-        rates = {**DEFAULT_RATES, **(keys.find("compress_rates") or {})}
-        if not all(type(rates[name]) is int and rates[name] > 0 for name in DEFAULT_RATES):
-            raise keys.fail("compress_rates", "a positive whole number for each attention type")
-        return [(LAYER_TYPES[name], rates.get(name, 0)) for name in types[:count]]
-    ratios = keys.find("compress_ratios")
-    if not isinstance(ratios, list) or len(ratios) < count or not all(type(r) is int and r in RATIO_KINDS for r in ratios[:count]):
-        raise keys.fail("compress_ratios", f"at least {count} entries, each 0, 4 or 128")
-    return [(RATIO_KINDS[ratio], ratio) for ratio in ratios[:count]]
+    """Attention kind and ratio of every layer, from `layer_types` or from the older `compress_ratios`."""
+    if keys.find("layer_types") is None:
+        ratios = _entries(keys, "compress_ratios", count, tuple(RATIO_KINDS))
+        return [(RATIO_KINDS[ratio], ratio) for ratio in ratios]
+    types = _entries(keys, "layer_types", count, tuple(LAYER_TYPES))
+    rates = keys.find("compress_rates") or {}
+    if not isinstance(rates, dict):
+        raise keys.fail("compress_rates", "an object")
+    rates = {**DEFAULT_RATES, **rates}
+    if not all(type(rates[name]) is int and rates[name] > 0 for name in DEFAULT_RATES):
+        raise keys.fail("compress_rates", "a positive whole number for each attention type")
+    return [(LAYER_TYPES[name], rates.get(name, 0)) for name in types]
 
 
 def _hashed(keys: _Keys, count: int) -> list[bool]:
-    types = keys.find("mlp_layer_types")
-    if types is None:
+    if keys.find("mlp_layer_types") is None:
         hashed = keys.integer("hash_layers")
         return [number < hashed for number in range(count)]
-    if not isinstance(types, list) or len(types) < count or not all(name in ("hash_moe", "moe") for name in types[:count]):
-        raise keys.fail("mlp_layer_types", f"{count} entries, each 'hash_moe' or 'moe'")
-    return [name == "hash_moe" for name in types[:count]]
+    return [name == "hash_moe" for name in _entries(keys, "mlp_layer_types", count, ("hash_moe", "moe"))]
+
+
+def _entries(keys: _Keys, name: str, count: int, allowed: tuple[Any, ...]) -> list[Any]:
+    """The first `count` entries of a per-layer list; what follows belongs to draft blocks."""
+    entries = keys.find(name)
+    if isinstance(entries, list) and len(entries) >= count:
+        entries = entries[:count]
+        if all(isinstance(entry, str | int) and entry in allowed for entry in entries):
+            return entries
+    raise keys.fail(name, f"at least {count} entries, each one of {', '.join(map(str, allowed))}")

@@ -4,7 +4,6 @@ A header is outside data: every count, length and offset is checked against the 
 before anything is allocated, so that a damaged or hostile file costs an error message and no memory.
 """
 
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -72,10 +71,10 @@ class _Cursor:
         return view
 
     def u32(self) -> int:
-        return int(struct.unpack("<I", self.take(4))[0])
+        return int.from_bytes(self.take(4).tobytes(), "little")
 
     def u64(self) -> int:
-        return int(struct.unpack("<Q", self.take(8))[0])
+        return int.from_bytes(self.take(8).tobytes(), "little")
 
     def string(self, limit: int = MAX_STRING) -> str:
         length = self.u64()

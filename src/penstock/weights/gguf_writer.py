@@ -85,7 +85,7 @@ def _write_tensor(fd: int, tensor: PlannedTensor, progress: Callable[[int], None
 
 
 def _write_all(fd: int, data: bytes | NDArray[np.uint8]) -> None:
-    view = memoryview(np.ascontiguousarray(data)).cast("B") if isinstance(data, np.ndarray) else memoryview(data)
+    view = memoryview(data if isinstance(data, bytes) else np.ascontiguousarray(data).data).cast("B")
     while view:
         view = view[os.write(fd, view) :]
 

@@ -35,7 +35,9 @@ class TensorPlan(NamedTuple):
     role: Role
 
 
-def layer_tensors(config: ModelConfig, layer: LayerConfig, prefix: str, shared_width: int) -> Iterator[TensorPlan]:
+def layer_tensors(
+    config: ModelConfig, layer: LayerConfig, prefix: str, shared_width: int
+) -> Iterator[TensorPlan]:
     """The tensors of one layer, named `prefix.LEAF`."""
     c, hidden, head = config, config.hidden, config.head_dim
     mixes = (2 + c.streams) * c.streams

@@ -80,11 +80,25 @@ LAYER: Final[dict[str, str]] = {
     "ffn.experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "ffn.experts.down_proj": "ffn_down_exps.weight",
     **{f"attn.compressor.{theirs}": f"attn_compressor_{ours}" for theirs, ours in _COMPRESSOR.items()},
-    **{f"attn.indexer.compressor.{theirs}": f"indexer_compressor_{ours}" for theirs, ours in _COMPRESSOR.items()},
-    **{f"attn.compressor.indexer.{theirs}": f"indexer_compressor_{ours}" for theirs, ours in _COMPRESSOR.items()},
+    **{
+        f"attn.indexer.compressor.{theirs}": f"indexer_compressor_{ours}"
+        for theirs, ours in _COMPRESSOR.items()
+    },
+    **{
+        f"attn.compressor.indexer.{theirs}": f"indexer_compressor_{ours}"
+        for theirs, ours in _COMPRESSOR.items()
+    },
     **{f"ffn.shared_experts.{theirs}.weight": f"ffn_{ours}_shexp.weight" for theirs, ours in _SWIGLU.items()},
-    **{f"hc_{part}_{leaf}": f"hc_{part}_{leaf}.weight" for part in ("attn", "ffn") for leaf in ("fn", "base", "scale")},
-    **{f"{part}_hc.{leaf}": f"hc_{part}_{leaf}.weight" for part in ("attn", "ffn") for leaf in ("fn", "base", "scale")},
+    **{
+        f"hc_{part}_{leaf}": f"hc_{part}_{leaf}.weight"
+        for part in ("attn", "ffn")
+        for leaf in ("fn", "base", "scale")
+    },
+    **{
+        f"{part}_hc.{leaf}": f"hc_{part}_{leaf}.weight"
+        for part in ("attn", "ffn")
+        for leaf in ("fn", "base", "scale")
+    },
 }
 MTP_EXTRAS: Final[dict[str, str]] = {
     **{f"{leaf}.weight": f"{leaf}.weight" for leaf in ("e_proj", "h_proj", "enorm", "hnorm", "norm")},

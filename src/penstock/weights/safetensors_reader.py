@@ -69,7 +69,9 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, TensorInfo], d
     file = MappedFile(path)
     length = int.from_bytes(file.view(0, 8).tobytes(), "little") if file.size >= 8 else -1
     if not 2 <= length <= min(MAX_HEADER, file.size - 8):
-        raise ModelFormatError(f"{path}: not a safetensors file (header length {length:,}, file {file.size:,})")
+        raise ModelFormatError(
+            f"{path}: not a safetensors file (header length {length:,}, file {file.size:,})"
+        )
     header = parse_json(file.view(8, length).tobytes(), f"{path}: header")
     if not isinstance(header, dict):
         raise ModelFormatError(f"{path}: header: expected a JSON object")
@@ -101,7 +103,9 @@ def read_safetensors_folder(folder: Path) -> dict[str, TensorInfo]:
     tensors = _merge(read_safetensors(folder / name) for name in sorted(set(weight_map.values())))
     for tensor, shard in weight_map.items():
         if tensor not in tensors or tensors[tensor].file.path.name != shard:
-            raise ModelFormatError(f"{folder / shard}: tensor {tensor} is missing; {INDEX_NAME} puts it there")
+            raise ModelFormatError(
+                f"{folder / shard}: tensor {tensor} is missing; {INDEX_NAME} puts it there"
+            )
     return tensors
 
 
@@ -123,9 +127,11 @@ def _place(file: MappedFile, name: str, entry: Any, start: int) -> TensorInfo:
         raise ModelFormatError(f"{where}: expected an object with dtype, shape and data_offsets")
     kind = by_name(DTYPES.get(entry["dtype"], ""))
     if kind is None:
-        raise ModelFormatError(f"{where}: unknown dtype {entry['dtype']!r}, expected one of {', '.join(DTYPES)}")
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 4:
+        raise ModelFormatError(
+            f"{where}: unknown dtype {entry['dtype']!r}, expected one of {', '.join(DTYPES)}"
+        )
+    shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2 or len(shape) > 4:
         raise ModelFormatError(f"{where}: shape and data_offsets must be short lists of whole numbers")
     elements = 1
     for size in shape:
@@ -135,7 +141,9 @@ def _place(file: MappedFile, name: str, entry: Any, start: int) -> TensorInfo:
     begin, end = offsets
     nbytes = kind.nbytes(shape or [1])
     if end - begin != nbytes:
-        raise ModelFormatError(f"{where}: {end - begin:,} bytes of data, but {kind.name} {shape} needs {nbytes:,}")
+        raise ModelFormatError(
+            f"{where}: {end - begin:,} bytes of data, but {kind.name} {shape} needs {nbytes:,}"
+        )
     if start + end > file.size:
         raise ModelFormatError(
             f"{where}: data ends at byte {start + end:,} but the file has {file.size:,}. "
@@ -144,5 +152,6 @@ def _place(file: MappedFile, name: str, entry: Any, start: int) -> TensorInfo:
     return TensorInfo(name, kind, tuple(shape) or (1,), file, start + begin, nbytes)
 
 
-def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+def _naturals(value: Any) -> list[int] | None:
+    """The value if it is a list of whole numbers from 0, else None."""
+    return value if isinstance(value, list) and all(type(i) is int and i >= 0 for i in value) else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.errors import ModelFormatError
 from penstock.weights.files import MappedFile
 from penstock.weights.quants import DEQUANTIZABLE, dequantize, dequantize_fp4, dequantize_fp8
-from penstock.weights.types import E8M0, FP4_E2M1, FP8_E4M3, F32, I32, I64, WeightType
+from penstock.weights.types import E8M0, F32, FP4_E2M1, FP8_E4M3, I32, I64, WeightType
 
 FP8_BLOCK = 128  # one scale per 128 × 128 weights
 FP4_GROUP = 32  # one scale per 32 consecutive weights of a row
@@ -45,7 +46,7 @@ class TensorInfo:
 
     def part(self, index: int, first_row: int = 0, rows: int | None = None) -> "TensorInfo":
         """Matrix `index` of a stack [n, out, in], or `rows` of its rows."""
-        count, out, columns = self.shape
+        _, out, columns = self.shape
         if self.scale is not None:
             raise ModelFormatError(f"{self.name}: stacked tensors with separate scales are not supported")
         rows = out - first_row if rows is None else rows
@@ -129,7 +130,7 @@ def check_usable(info: TensorInfo) -> None:
 def check_disjoint(tensors: Iterable[TensorInfo]) -> None:
     """Raises if two tensors of one file share bytes."""
     placed = sorted(tensors, key=lambda info: info.offset)
-    for before, after in zip(placed, placed[1:], strict=False):
+    for before, after in pairwise(placed):
         if before.end > after.offset:
             raise ModelFormatError(
                 f"{after.file.path}: tensor {after.name} at byte {after.offset:,} overlaps {before.name}, "

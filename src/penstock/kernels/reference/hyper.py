@@ -8,7 +8,9 @@ from penstock.kernels.ops import Mix
 
 def hyper_mix(mixes: Tensor, base: Tensor, scale: Tensor, streams: int, iterations: int, eps: float) -> Mix:
     n = streams
-    pre, post, comb = (mixes * scale.repeat_interleave(torch.tensor([n, n, n * n])) + base).split([n, n, n * n], -1)
+    pre, post, comb = (mixes * scale.repeat_interleave(torch.tensor([n, n, n * n])) + base).split(
+        [n, n, n * n], -1
+    )
     c = torch.softmax(comb.unflatten(-1, (n, n)), dim=-1) + eps  # [rows, source, destination]
     # Sinkhorn: columns first and columns last, so columns sum to one and rows nearly so.
     c = c / (c.sum(-2, keepdim=True) + eps)

@@ -39,10 +39,11 @@ def round_fp4(x: Tensor, group: int) -> Tensor:
 
 def hadamard(x: Tensor) -> Tensor:
     dim = x.shape[-1]
-    out, width = x, 1
+    out: Tensor = x
+    width = 1
     while width < dim:
-        pairs = out.unflatten(-1, (dim // (2 * width), 2, width))
+        pairs: Tensor = out.unflatten(-1, (dim // (2 * width), 2, width))
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         out = torch.stack((a + b, a - b), dim=-2).flatten(-3)
         width *= 2
-    return out * dim**-0.5
+    return out * float(dim) ** -0.5
