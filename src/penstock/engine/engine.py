@@ -16,7 +16,7 @@ from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
 from penstock.errors import OptionError, TokenError
 from penstock.experts.store import MappedExperts
-from penstock.kernels import reference
+from penstock.kernels import cpu
 from penstock.kv.snapshot import load_snapshot
 from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
 from penstock.model.model import DeepSeekV4
@@ -63,8 +63,8 @@ class Engine:
         torch.set_num_threads(self.options.thread_count)
         self.model = DeepSeekV4(
             self.checkpoint,
-            reference,
-            MappedExperts(self.checkpoint, reference),
+            cpu,
+            MappedExperts(self.checkpoint, cpu),
             simulate_low_precision=simulate_low_precision,
         )
         self._layout = StateLayout(

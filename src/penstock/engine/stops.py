@@ -21,10 +21,10 @@ class StopStrings:
         if self.found:
             return ""
         self._held += text
-        ends = [at for at in (self._held.find(stop) for stop in self.strings) if at >= 0]
-        if ends:
+        places = [(at + len(stop), at) for stop in self.strings if (at := self._held.find(stop)) >= 0]
+        if places:  # the one that is complete first, as if the text had come letter by letter
             self.found = True
-            shown, self._held = self._held[: min(ends)], ""
+            shown, self._held = self._held[: min(places)[1]], ""
             return shown
         keep = max((self._overlap(stop) for stop in self.strings), default=0)
         cut = len(self._held) - keep

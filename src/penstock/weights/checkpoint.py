@@ -257,13 +257,13 @@ def _split_unused(
     whole = Checkpoint(path, format, config, metadata, index, {}, draft)
     wanted = set()
     for plan in planned_tensors(whole):
-        wanted.update([plan.name] if plan.role is not Role.ROUTED else _expert_names(plan, index))
+        wanted.update([plan.name] if plan.role is not Role.ROUTED else expert_names(plan, index))
     used = {name: info for name, info in index.items() if name in wanted}
     unused = {name: info for name, info in index.items() if name not in wanted}
     return Checkpoint(path, format, config, metadata, used, unused, draft)
 
 
-def _expert_names(plan: TensorPlan, index: dict[str, TensorInfo]) -> list[str]:
+def expert_names(plan: TensorPlan, index: dict[str, TensorInfo]) -> list[str]:
     """The index entries that together make one stack of experts."""
     stem = plan.name.removesuffix(".weight")
     if plan.name in index:
@@ -280,7 +280,7 @@ def _validate(model: Checkpoint) -> None:
             _check(model, plan.name, plan.shape)
             continue
         experts, out, columns = plan.shape
-        for name in _expert_names(plan, model.index):
+        for name in expert_names(plan, model.index):
             if name == plan.name:
                 _check(model, name, plan.shape)
             elif "gate_up" in name:

@@ -46,4 +46,4 @@ def hadamard(x: Tensor) -> Tensor:
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         out = torch.stack((a + b, a - b), dim=-2).flatten(-3)
         width *= 2
-    return out * float(dim) ** -0.5
+    return torch.mul(out, float(dim) ** -0.5)

@@ -1,0 +1,1 @@
+"""The chat format: conversations to token ids and back."""

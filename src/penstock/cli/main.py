@@ -1,0 +1,41 @@
+"""`penstock`: the commands, and what happens when one fails."""
+
+import sys
+
+import typer
+
+from penstock.cli.convert import convert_command
+from penstock.cli.inspect import inspect_command
+from penstock.cli.run import run_command
+from penstock.cli.synth import synth_command
+from penstock.errors import PenstockError
+
+app = typer.Typer(
+    name="penstock",
+    help="DeepSeek-V4 on the machine you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run_command)
+app.command("inspect")(inspect_command)
+app.command("convert")(convert_command)
+app.command("synth")(synth_command)
+
+
+def main() -> None:
+    """Entry point: an expected failure is one line on stderr and exit status 1, never a traceback."""
+    try:
+        app()
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, e.g. `penstock inspect … | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""`penstock run`: one prompt, streamed."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from penstock.chat.prompt import single_turn
+from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
+from penstock.engine.steps import Step
+from penstock.errors import OptionError, TokenError
+
+
+def run_command(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model; '-' reads standard input.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Feed the prompt as it is, without the chat format.")] = False,
+    system: Annotated[str, typer.Option(help="System text placed before the prompt.")] = "",
+    think: Annotated[bool, typer.Option("--think", help="Let the model reason before it answers.")] = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Divide logits of tokens already there.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Subtract from tokens already generated.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, once per occurrence.")] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, may be repeated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes the choice of tokens repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
+    top_logprobs: Annotated[int, typer.Option(help="With --json: alternatives per token.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")] = "f16",
+    context: Annotated[int | None, typer.Option(help="Most tokens in the context.")] = None,
+    simulate_low_precision: Annotated[
+        bool, typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4).")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
+) -> None:
+    """Generate text from a prompt.
+
+    Example: penstock run -m model.gguf "Why is the sky blue?" --max-tokens 100
+    """
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=parse_biases(logit_bias or []),
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        top_logprobs=top_logprobs,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    begin = time.perf_counter()
+    engine = Engine(
+        model,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        context=context,
+        simulate_low_precision=simulate_low_precision,
+    )
+    ids = _prompt_ids(engine, text, raw, system, think)
+    opened = time.perf_counter()
+    stream = engine.generate(ids, max_tokens, sampling)
+    steps: list[Step] = []
+    with Console(stderr=True).status(f"reading {len(ids):,} tokens …"):  # shown only on a terminal
+        steps.append(next(stream))
+    first = time.perf_counter()
+    _show(steps[0], json_output)
+    for step in stream:
+        steps.append(step)
+        _show(step, json_output)
+    done = time.perf_counter()
+    if json_output:
+        print(json.dumps(_report(ids, steps, opened - begin, first - opened, done - first), ensure_ascii=False))
+    else:
+        print()
+
+
+def _show(step: Step, json_output: bool) -> None:
+    if not json_output:
+        sys.stdout.write(step.text)
+        sys.stdout.flush()
+
+
+def _prompt_ids(engine: Engine, text: str, raw: bool, system: str, think: bool) -> list[int]:
+    if not raw:
+        return single_turn(engine.tokenizer, text, system, think)
+    if system or think:
+        raise OptionError("--system and --think belong to the chat format; they cannot go with --raw")
+    bos = engine.tokenizer.bos_id
+    ids = [*([] if bos is None else [bos]), *engine.tokenizer.encode(text)]
+    if not ids:
+        raise TokenError("the prompt is empty")
+    return ids
+
+
+def parse_biases(pairs: list[str]) -> dict[int, float]:
+    """["17=-2.5"] → {17: -2.5}"""
+    result = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            result[int(token)] = float(bias)
+        except ValueError:
+            raise OptionError(f"--logit-bias {pair!r}: expected ID=BIAS, for example 17=-2.5") from None
+    return result
+
+
+def _report(ids: list[int], steps: list[Step], load: float, prefill: float, decode: float) -> dict[str, Any]:
+    tokens = [
+        {
+            "token": step.token,
+            "logprob": step.logprob,
+            "text": step.text,
+            **({"top_logprobs": step.top_logprobs} if step.top_logprobs else {}),
+        }
+        for step in steps
+    ]
+    return {
+        "text": "".join(step.text for step in steps),
+        "finish_reason": steps[-1].finish_reason,
+        "tokens": tokens,
+        "usage": {"prompt_tokens": len(ids), "completion_tokens": len(steps)},
+        "timings": {
+            "load_s": round(load, 4),
+            "prompt_s": round(prefill, 4),
+            "prompt_per_second": round(len(ids) / prefill, 2),
+            "predicted_s": round(decode, 4),
+            "predicted_per_second": round((len(steps) - 1) / decode, 2) if len(steps) > 1 else None,
+        },
+    }

@@ -1,0 +1,150 @@
+"""Finds, loads and describes the native library (src/penstock/native)."""
+
+import ctypes
+import functools
+import sys
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+import penstock
+from penstock.errors import PenstockError
+
+ABI: Final = 1
+NAME: Final = f"libpenstock_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
+
+HOW_TO_BUILD: Final = (
+    "Build it with `pip install .`, or in a checkout with\n"
+    "  cmake -S src/penstock/native -B build/native -DCMAKE_BUILD_TYPE=Release && cmake --build build/native"
+)
+
+
+class Attention(ctypes.Structure):
+    """ps_attention of attention.cpp, field by field."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("heads", c_int64),
+        ("dim", c_int64),
+        ("sinks", c_void_p),
+        ("window", c_void_p),
+        ("window_stride", c_int64),
+        ("window_kind", c_int64),
+        ("earlier", c_int64),
+        ("window_size", c_int64),
+        ("rows", c_void_p),
+        ("rows_stride", c_int64),
+        ("rows_kind", c_int64),
+        ("row_count", c_int64),
+        ("visible", c_void_p),
+        ("picks", c_void_p),
+        ("picks_width", c_int64),
+        ("out", c_void_p),
+    )
+
+
+class Index(ctypes.Structure):
+    """ps_index of select.cpp, field by field."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("gates", c_void_p),
+        ("heads", c_int64),
+        ("dim", c_int64),
+        ("rows", c_void_p),
+        ("rows_stride", c_int64),
+        ("rows_kind", c_int64),
+        ("row_count", c_int64),
+        ("visible", c_void_p),
+        ("count", c_int64),
+        ("width", c_int64),
+        ("picks", c_void_p),
+    )
+
+
+_pointer, _size, _real = c_void_p, c_int64, c_float
+
+# Entry point: type of the result, types of the arguments.  The contracts stand in the C++ files.
+_SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
+    "ps_linear": (None, _pointer, _size, _size, _pointer, _size, _size, _pointer, _size),
+    "ps_rms_norm": (None, _pointer, _pointer, _size, _size, _real, _pointer),
+    "ps_hyper_mix": (
+        *(None, _pointer, _pointer, _pointer, _size, _size, _size, _real),
+        *(_pointer, _pointer, _pointer),
+    ),
+    "ps_hyper_gate": (None, _pointer, _pointer, _pointer, _size, _size, _real, _pointer),
+    "ps_hyper_collapse": (None, _pointer, _pointer, _size, _size, _size, _pointer),
+    "ps_hyper_expand": (None, _pointer, _pointer, _pointer, _pointer, _size, _size, _size, _pointer),
+    "ps_pool": (None, _pointer, _pointer, _size, _size, _size, _pointer),
+    "ps_route": (
+        *(None, _pointer, _pointer, _pointer, _size, _size, _size, c_int32, _real),
+        *(_pointer, _pointer, _pointer),
+    ),
+    "ps_swiglu": (None, _pointer, _pointer, _size, _real, _pointer),
+    "ps_attend_scratch": (c_int64, _size, _size),
+    "ps_attend": (None, ctypes.POINTER(Attention), _size, _size, _size, _size, _pointer),
+    "ps_select_scratch": (c_int64, _size, _size, _size),
+    "ps_select": (None, ctypes.POINTER(Index), _size, _size, _pointer),
+}
+
+
+def find() -> Path:
+    """Where the library lies: in the `native` folder of the package, wherever that was installed to."""
+    folders = [Path(folder) / "native" for folder in penstock.__path__]
+    for folder in folders:
+        if (folder / NAME).is_file():
+            return folder / NAME
+    raise PenstockError(f"{folders[0] / NAME}: the native kernels have not been built.\n{HOW_TO_BUILD}")
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at `path`, with its entry points declared."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise PenstockError(
+            f"{path}: the native kernels cannot be loaded: {error}.\n{HOW_TO_BUILD}"
+        ) from None
+    try:
+        found = library.ps_abi_version()
+    except AttributeError:
+        found = "none"
+    if found != ABI:
+        raise PenstockError(
+            f"{path}: interface version {found}, expected {ABI}: the native kernels are from another version.\n"
+            f"{HOW_TO_BUILD}"
+        )
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@functools.cache
+def native() -> ctypes.CDLL:
+    """The loaded library.  Calls through it let other threads run."""
+    return load(find())
+
+
+# Arguments
+
+
+def floats(x: Tensor, what: str) -> Tensor:
+    """x as contiguous float32 on the CPU, ready for its pointer to be taken."""
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise ValueError(f"{what}: expected float32 on cpu, found {x.dtype} on {x.device}")
+    return x.contiguous()
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """Address of a tensor's data; the tensor must outlive its use."""
+    return None if x is None else x.data_ptr()
+
+
+def expect(good: bool, message: str) -> None:
+    """Kernels check nothing, so whoever calls them states here what must hold."""
+    if not good:
+        raise ValueError(message)

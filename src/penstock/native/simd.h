@@ -1,0 +1,97 @@
+// Vectors of eight floats, spelled with compiler extensions so that every architecture gets the same arithmetic in the
+// same order, only in more or fewer instructions.
+//
+// Rows whose length is no multiple of eight are treated as if padded with zeros: the last vector takes the same path
+// as all others, so no element's result depends on its place in the row.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "api.h"
+
+constexpr i64 LANES = 8;
+
+typedef float vf __attribute__((vector_size(32)));
+typedef double vd __attribute__((vector_size(64)));
+typedef std::int32_t vi __attribute__((vector_size(32)));
+typedef std::uint32_t vu __attribute__((vector_size(32)));
+typedef std::uint16_t vh __attribute__((vector_size(16)));
+
+constexpr i64 padded(i64 n) { return (n + LANES - 1) / LANES * LANES; }
+
+PS_INLINE vf splat(float x) { return vf{} + x; }
+
+PS_INLINE vf load(const float* p) {
+    vf v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+PS_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+
+// The first n values, zeros behind them.  0 < n
+PS_INLINE vf load(const float* p, i64 n) {
+    if (n >= LANES) return load(p);
+    float lanes[LANES] = {};
+    for (i64 i = 0; i < n; i++) lanes[i] = p[i];
+    return load(lanes);
+}
+
+PS_INLINE void store(float* p, vf v, i64 n) {
+    if (n >= LANES) return store(p, v);
+    float lanes[LANES];
+    store(lanes, v);
+    for (i64 i = 0; i < n; i++) p[i] = lanes[i];
+}
+
+template <class To, class From>
+PS_INLINE To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// NaN in either argument gives b.
+PS_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+PS_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
+
+// The one order in which eight lanes become one number: halves, quarters, pair.
+PS_INLINE float sum_lanes(vf v) {
+    float s[LANES];
+    store(s, v);
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+// e^x to about one unit in the last place.  Right at the ends: 0 for −inf, inf for inf and overflow, NaN for NaN.
+PS_INLINE vf exponential(vf x) {
+    const vf low = splat(-104.0f), high = splat(89.0f);  // beyond these the result is 0 or inf anyway
+    vf t = x < low ? low : x;
+    t = t > high ? high : t;
+    // t = n · ln 2 + r with n an integer: adding 1.5 · 2^23 leaves n in the lowest bits of the sum.
+    const vf shift = splat(12582912.0f);
+    vf n = t * 1.44269504088896341f + shift;
+    vi k = bits<vi>(n) - bits<vi>(shift);
+    n -= shift;
+    vf r = t - n * 0.693359375f;  // the high part of ln 2 is short, so this product is exact
+    r -= n * -2.12194440e-4f;
+    // Cephes' minimax polynomial of e^r on ±½ ln 2.
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r;
+    p = p + 1.0f;
+    // 2^k in two factors, because k reaches past both ends of the exponent range.
+    vi half = k >> 1;
+    vf a = bits<vf>((half + 127) << 23);
+    vf b = bits<vf>((k - half + 127) << 23);
+    return p * a * b;
+}
+
+PS_INLINE float exponential(float x) { return exponential(splat(x))[0]; }
+
+PS_INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + exponential(-x)); }

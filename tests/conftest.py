@@ -1,0 +1,39 @@
+"""Shared fixtures: one tiny random model on disk, opened once."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # llama.cpp's threads must not starve ours on two cores
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import penstock
+from tests.tiny import TinyModel, make_tiny
+
+settings.register_profile(
+    "penstock", deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True
+)
+settings.load_profile("penstock")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """The default tiny model: every attention kind, hash and scored routing, an indexer that drops rows."""
+    return make_tiny(tmp_path_factory.mktemp("tiny"), length=300)
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: TinyModel) -> penstock.Engine:
+    """That model opened with the default 16-bit state, and a small rewind bound so that tests can pass it."""
+    return penstock.Engine(tiny.folder, max_rewind=24)
+
+
+@pytest.fixture
+def make_engine(tiny: TinyModel) -> Callable[..., penstock.Engine]:
+    def make(path: Path | None = None, **options: object) -> penstock.Engine:
+        return penstock.Engine(path or tiny.folder, **options)  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,147 @@
+"""From logits to tokens."""
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.stops import StopStrings
+from penstock.errors import OptionError, PenstockError
+
+LOGITS = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
+
+
+def draws(sampling: Sampling, count: int = 4000, logits: NDArray[np.float32] = LOGITS) -> Counter[int]:
+    """Independent draws: a fresh sampler each, so that penalties see nothing."""
+    from dataclasses import replace
+
+    return Counter(
+        Sampler(replace(sampling, seed=seed), [], len(logits)).sample(logits).token for seed in range(count)
+    )
+
+
+def test_greedy_takes_the_lower_id_on_ties() -> None:
+    logits = np.array([1.0, 3.0, 2.0, 3.0], np.float32)
+    assert Sampler(Sampling(temperature=0), [], 4).sample(logits).token == 1
+
+
+def test_temperature_one_draws_the_model_distribution() -> None:
+    found = draws(Sampling())
+    for token, share in enumerate([0.4, 0.3, 0.15, 0.1, 0.05]):
+        assert found[token] / 4000 == pytest.approx(share, abs=0.025)
+
+
+def test_low_temperature_sharpens() -> None:
+    assert draws(Sampling(temperature=0.25), 500)[0] > 350
+    assert draws(Sampling(temperature=0.01), 200)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(top_k=2), {0, 1}),
+        (Sampling(top_p=0.69), {0, 1}),
+        (Sampling(top_p=0.71), {0, 1, 2}),
+        (Sampling(top_p=0.0), {0}),
+        (Sampling(min_p=0.3), {0, 1, 2}),
+        (Sampling(min_p=1.0), {0}),
+        (Sampling(top_k=4, top_p=0.8, min_p=0.5), {0, 1}),
+        (Sampling(logit_bias={0: -100, 4: 100}), {4}),
+    ],
+)
+def test_filters(sampling: Sampling, kept: set[int]) -> None:
+    assert set(draws(sampling, 600)) == kept
+
+
+def test_penalties() -> None:
+    logits = np.array([2.0, 1.9, -1.0], np.float32)
+    greedy = Sampling(temperature=0, repetition_penalty=1.2)
+    assert Sampler(greedy, [0], 3).sample(logits).token == 1  # the prompt counts
+    assert (
+        Sampler(Sampling(temperature=0, presence_penalty=5.0), [0], 3).sample(logits).token == 0
+    )  # here it does not
+    sampler = Sampler(Sampling(temperature=0, frequency_penalty=0.06), [], 3)
+    assert [sampler.sample(logits).token for _ in range(6)] == [0, 0, 1, 0, 1, 0]
+    sampler = Sampler(Sampling(temperature=0, presence_penalty=0.5), [], 3)
+    assert [sampler.sample(logits).token for _ in range(3)] == [0, 1, 0]
+
+
+def test_repetition_penalty_also_pushes_negative_logits_down() -> None:
+    logits = np.array([-1.0, -1.5], np.float32)
+    assert Sampler(Sampling(temperature=0, repetition_penalty=2.0), [0], 2).sample(logits).token == 1
+
+
+def test_seeds_repeat_and_differ() -> None:
+    def run(seed: int | None) -> list[int]:
+        sampler = Sampler(Sampling(seed=seed), [], 5)
+        return [sampler.sample(LOGITS).token for _ in range(40)]
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+    assert run(None) != run(None)
+    assert run(-1) == run((1 << 64) - 1)  # any whole number is a seed
+
+
+def test_logprobs_are_the_models_own() -> None:
+    sampler = Sampler(Sampling(temperature=0.3, top_k=1, logit_bias={2: 9.0}, top_logprobs=3), [], 5)
+    token, logprob, top = sampler.sample(LOGITS)
+    assert token == 2
+    assert logprob == pytest.approx(math.log(0.15), abs=1e-6)
+    assert [t for t, _ in top] == [0, 1, 2]
+    assert [p for _, p in top] == pytest.approx([math.log(p) for p in (0.4, 0.3, 0.15)], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("repetition_penalty", 0),
+        ("presence_penalty", math.nan),
+        ("seed", 1.5),
+        ("stop", "END"),
+        ("stop", [""]),
+        ("logit_bias", {1: math.nan}),
+        ("top_logprobs", -1),
+    ],
+)
+def test_impossible_values_are_refused(field: str, value: object) -> None:
+    with pytest.raises(OptionError, match=field):
+        Sampling(**{field: value})  # type: ignore[arg-type]
+
+
+def test_bad_bias_and_bad_logits() -> None:
+    with pytest.raises(OptionError, match="token 9 is outside the vocabulary"):
+        Sampler(Sampling(logit_bias={9: 1.0}), [], 5)
+    with pytest.raises(PenstockError, match="not finite"):
+        Sampler(Sampling(), [], 2).sample(np.array([np.nan, 1.0], np.float32))
+
+
+@given(
+    text=st.text(alphabet="abE ", max_size=40),
+    stops=st.lists(st.text(alphabet="abE", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 40), max_size=10),
+)
+def test_stop_strings_work_across_any_split(text: str, stops: list[str], cuts: list[int]) -> None:
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    expected = text[: min(found)[1]] if found else text
+    watcher = StopStrings(stops)
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    shown = ""
+    for a, b in itertools.pairwise(edges):
+        shown += watcher.push(text[a:b])
+        assert not any(stop in shown for stop in stops)
+    assert shown + watcher.finish() == expected
+    assert watcher.found == bool(found)

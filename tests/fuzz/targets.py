@@ -1,0 +1,116 @@
+"""The readers under test: for each, valid inputs to start from and how to read a changed one."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.engine import Engine
+from penstock.tokenizer import tokenizer_from_gguf
+from penstock.weights.checkpoint import open_checkpoint
+from penstock.weights.config_json import config_from_json
+from penstock.weights.gguf_reader import read_gguf
+from penstock.weights.safetensors_reader import parse_json, read_safetensors
+from penstock.weights.synth import synth
+from tests.weights.test_config import OFFICIAL
+
+SCRATCH = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    seeds: list[bytes]
+    run: Callable[[bytes], None]
+    share: float  # of the inputs
+
+
+class _SparseFile:
+    """A file whose head is replaced before each run while its tail, the tensor data, stays a hole."""
+
+    def __init__(self, folder: Path, name: str, tail: int):
+        self.path, self.tail = folder / name, tail
+
+    def write(self, head: bytes) -> Path:
+        with open(self.path, "wb") as file:
+            file.write(head)
+            file.truncate(len(head) + self.tail)
+        return self.path
+
+
+def make_targets(folder: Path) -> list[Target]:
+    """Targets that keep their files in `folder`."""
+    model = folder / "tiny.gguf"
+    synth(model, width="tiny", layers=3, ratios=(0, 4, 128), overwrite=True)
+    parsed = read_gguf(model)
+    start = min(info.offset for info in parsed.tensors.values())
+    head, tail = model.read_bytes()[:start], model.stat().st_size - start
+    small = _small_gguf(folder)
+
+    engine = Engine(model, max_rewind=4)
+    session = engine.session()
+    session.feed([1, 2, 3, 4, 5, 6], logits="none")
+    session.save(folder / "session")
+    snapshot = (folder / "session").read_bytes()
+    snapshot_head = snapshot[: 8 + int.from_bytes(snapshot[:8], "little")]
+
+    gguf, whole = _SparseFile(folder, "head.gguf", 1 << 16), _SparseFile(folder, "model.gguf", tail)
+    tensors = _SparseFile(folder, "x.safetensors", 1 << 16)
+    saved = _SparseFile(folder, "saved", len(snapshot) - len(snapshot_head))
+    tokenizer_keys = {key: value for key, value in parsed.metadata.items() if key.startswith("tokenizer.")}
+
+    def tokenizer(data: bytes) -> None:
+        values = parse_json(data, "fuzz")
+        tokenizer_from_gguf(values if isinstance(values, dict) else {}, "fuzz")
+
+    def config(data: bytes) -> None:
+        values = parse_json(data, "fuzz")
+        config_from_json(values if isinstance(values, dict) else {}, "fuzz")
+
+    return [
+        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.45),
+        Target("model", [head], lambda data: _ignore(open_checkpoint(whole.write(data))), 0.05),
+        Target("safetensors", [_header()], lambda data: _ignore(read_safetensors(tensors.write(data))), 0.3),
+        Target(
+            "snapshot", [snapshot_head], lambda data: _ignore(engine.load_session(saved.write(data))), 0.05
+        ),
+        Target("config.json", [json.dumps(OFFICIAL).encode()], config, 0.14),
+        Target(
+            "tokenizer", [json.dumps(tokenizer_keys, default=lambda v: v.tolist()).encode()], tokenizer, 0.01
+        ),
+    ]
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def _small_gguf(folder: Path) -> bytes:
+    """A header with every kind of value and a few tensors."""
+    import numpy as np
+
+    from penstock.weights.gguf_writer import PlannedTensor, write_gguf
+    from penstock.weights.types import F32, IQ2_XXS, Q8_0
+    from tests.weights.test_gguf import METADATA
+
+    tensors = [
+        PlannedTensor(name, kind, shape, lambda n=kind.nbytes(shape): [np.zeros(n, np.uint8)])  # type: ignore[misc]
+        for name, kind, shape in (("a", F32, (7,)), ("b", Q8_0, (4, 64)), ("c", IQ2_XXS, (2, 3, 256)))
+    ]
+    path = folder / "small.gguf"
+    write_gguf(path, METADATA, tensors)
+    return path.read_bytes()
+
+
+def _header() -> bytes:
+    entries = {
+        "__metadata__": {"format": "pt"},
+        "model.a": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]},
+        "model.b": {"dtype": "F8_E4M3", "shape": [64], "data_offsets": [128, 192]},
+        "c": {"dtype": "BF16", "shape": [], "data_offsets": [192, 194]},
+    }
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,97 @@
+"""Weights of every type over a temporary file, and the ways rows and threads are varied."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.weights import types
+from penstock.weights.files import MappedFile
+from penstock.weights.quants import quantize
+from penstock.weights.tensor import FP8_BLOCK, TensorInfo, Weight
+from penstock.weights.types import WeightType
+
+# Type, and where its blocks keep float16 scales: bytes that must not be random, or weights become NaN.
+HALF_SCALES = {types.Q4_K: (0, 2), types.Q2_K: (80, 82), types.IQ2_XXS: (0,)}
+WEIGHT_TYPES = (
+    *(types.F32, types.F16, types.BF16, types.Q8_0, types.MXFP4),
+    *(types.Q4_K, types.Q2_K, types.IQ2_XXS, types.FP8_E4M3),
+)
+
+
+def make_weight(path: Path, kind: WeightType, out: int, columns: int, seed: int = 0, pad: int = 4) -> Weight:
+    """A random [out, columns] matrix behind `pad` bytes of something else."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((out, columns), dtype=np.float32)
+    nbytes = kind.row_bytes(columns) * out
+    scale = None
+    tail = b""
+    if kind is types.FP8_E4M3:
+        raw = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        shape = (-(-out // FP8_BLOCK), -(-columns // FP8_BLOCK))
+        tail = rng.integers(124, 131, shape, dtype=np.uint8).tobytes()
+    elif kind in HALF_SCALES:
+        raw = rng.integers(0, 256, (out, nbytes // out), dtype=np.uint8)
+        blocks = raw.reshape(-1, kind.block_bytes)
+        for at in HALF_SCALES[kind]:
+            halves = rng.uniform(0.001, 0.1, (len(blocks), 1)).astype(np.float16)
+            blocks[:, at : at + 2] = halves.view(np.uint8)
+    else:
+        raw = quantize(values, kind)
+    path.write_bytes(bytes(pad) + raw.tobytes() + tail)
+    file = MappedFile(path)
+    if tail:
+        scale = TensorInfo("w.scale", types.E8M0, shape, file, pad + nbytes, len(tail))
+    return Weight(TensorInfo("w", kind, (out, columns), file, pad, nbytes, scale))
+
+
+def columns_for(kind: WeightType, at_least: int) -> int:
+    """A width that a row of this type can have, odd where it may be."""
+    return -(-at_least // kind.block) * kind.block
+
+
+def random(*shape: int, seed: int = 0, spread: float = 1.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def assert_close(found: Tensor, expected: Tensor, relative: float = 2e-6) -> None:
+    """Within `relative` of the largest magnitude of the expected row."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    size = expected.abs().amax(-1, keepdim=True) if expected.dim() else expected.abs()
+    wrong = ((found - expected).abs() > relative * size + 1e-30) & ~(found == expected)
+    assert not wrong.any(), (found[wrong][:5], expected[wrong][:5])
+
+
+def assert_same_bits(found: Tensor, expected: Tensor) -> None:
+    """Equal in every bit, NaN and signs of zeros included."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    if found.dtype == torch.float32:
+        found, expected = found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32)
+    different = int((found != expected).sum())
+    assert different == 0, f"{different} of {found.numel()} values differ"
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_rows_stand_alone(rows: int, op: Callable[[slice], tuple[Tensor, ...]], splits: list[int]) -> None:
+    """op(slice of the rows) is the same bits for all rows at once, for pieces between `splits`, and one by one."""
+    whole = op(slice(0, rows))
+    edges = sorted({0, rows, *(s for s in splits if 0 < s < rows)})
+    for cuts in (edges, list(range(rows + 1))):
+        pieces = [op(slice(a, b)) for a, b in itertools.pairwise(cuts)]
+        for number, expected in enumerate(whole):
+            assert_same_bits(torch.cat([piece[number] for piece in pieces]), expected)
