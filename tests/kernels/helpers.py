@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.cpu import parallel
 from penstock.weights import types
 from penstock.weights.files import MappedFile
 from penstock.weights.quants import quantize
@@ -79,12 +80,15 @@ def assert_same_bits(found: Tensor, expected: Tensor) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+    """Ops use `count` threads inside, however little there is to do."""
+    before = torch.get_num_threads(), parallel.WORTH_SHARING
     torch.set_num_threads(count)
+    parallel.WORTH_SHARING = 1
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        parallel.WORTH_SHARING = before[1]
 
 
 def assert_rows_stand_alone(rows: int, op: Callable[[slice], tuple[Tensor, ...]], splits: list[int]) -> None:

@@ -222,8 +222,10 @@ def test_ties_go_to_the_lower_row_across_blocks() -> None:
     q, gates = torch.ones(1, 2, 8), torch.ones(1, 2)
     rows = torch.zeros(20_000, 8)
     rows[[19_999, 7, 12_000]] = 1
-    found = cpu.select(q, gates, rows, torch.tensor([20_000]), 10)
-    assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 12_000, 19_999]]
+    for count in (1, 3):
+        with threads(count):
+            found = cpu.select(q, gates, rows, torch.tensor([20_000]), 10)
+        assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 12_000, 19_999]]
     negative = cpu.select(q, -gates, rows, torch.tensor([20_000]), 10)  # −0 and 0 are the same score
     assert negative.tolist() == [[0, 1, 2, 3, 4, 5, 6, 8, 9, 10]]
 
@@ -233,9 +235,11 @@ def test_select_from_more_rows_than_fit_the_buffer() -> None:
     visible = torch.tensor([30_000, 11_111])
     alone = cpu.select(q, gates, rows, visible, 512)
     assert torch.equal(alone, reference.select(q, gates, rows, visible, 512))
-    for count in (1, 5):
+    for count in (1, 2, 5):  # two threads share out tokens, five divide the rows of each
         with threads(count):
             assert torch.equal(cpu.select(q, gates, rows, visible, 512), alone)
+            one = cpu.select(q[1:], gates[1:], rows[:11_111], visible[1:], 512)
+            assert torch.equal(one, alone[1:])
 
 
 def test_scores_of_nan_lose() -> None:

@@ -42,13 +42,14 @@ def convert_command(
         if file is not None:
             _print_file(console, file)
     for note in report.notes:
-        console.print(note, markup=False)
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def _with_bar(source: Path, destination: Path, mix: str, mtp: Path | None, force: bool) -> ConvertReport:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     tensor = TextColumn("{task.description}", markup=False)
-    with Progress(*columns, tensor, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, tensor, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading the checkpoint", total=None)
 
         def show(done: int, total: int, name: str) -> None:

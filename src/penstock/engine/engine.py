@@ -178,14 +178,9 @@ class Engine:
         session = session or self.session()
         sampling = sampling or Sampling()
         past = session.tokens
-        generation = Generation(
-            session,
-            [*past, *prompt_ids],
-            max_tokens,
-            sampling,
-            self.config.eos_ids,
-            self._text_codec(sampling),
-        )
+        tokenizer = self._text_codec(sampling)
+        ends = {*self.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
+        generation = Generation(session, [*past, *prompt_ids], max_tokens, sampling, ends, tokenizer)
         logits = session.feed(prompt_ids)
         while True:
             assert logits is not None

@@ -1,6 +1,6 @@
 """One request being generated: its sampler, its text so far, and when it is over."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,7 +34,7 @@ class Generation:
         prompt: Sequence[int],
         max_tokens: int,
         sampling: Sampling,
-        eos_ids: Sequence[int],
+        eos_ids: Collection[int],
         tokenizer: Tokenizer | None,
     ):
         if type(max_tokens) is not int or max_tokens < 1:

@@ -31,10 +31,10 @@ class Best {
         if (size_ == count_ + SPARE) prune();
     }
 
-    // The best, in no particular order; there must have been at least `count` offers.
-    const u64* finish() {
+    // How many were kept, in no particular order: all that were offered, or the best `count` of them.
+    i64 finish() {
         if (size_ > count_) prune();
-        return ranks_;
+        return size_;
     }
 
   private:
@@ -48,6 +48,10 @@ class Best {
     i64 count_, size_ = 0;
     u64 floor_ = 0;
 };
+
+PS_INLINE i64 visible_rows(const ps_index& a, i64 token) {
+    return a.visible[token] < a.row_count ? a.visible[token] : a.row_count;
+}
 
 // Scores of rows [first, first + count): the sum over heads of gate · max(0, q · row).
 // block [BLOCK, padded dim]; hits [BLOCK, padded heads], zeros behind the heads.
@@ -65,34 +69,49 @@ PS_INLINE void score(const ps_index& a, i64 token, i64 first, i64 count, float* 
     }
 }
 
-// 8-byte words of scratch that ps_select needs.
+// 8-byte words of scratch that ps_select_rank needs.
 PS_EXPORT i64 ps_select_scratch(i64 heads, i64 dim, i64 count) {
     return count + SPARE + BLOCK * (padded(dim) + padded(heads)) / 2;
 }
 
-// picks[t] for tokens [first_token, last_token): the best min(count, visible[t]) of the visible rows, ties to the
-// lower row, in rising order, then −1.  Takes time in proportion to the visible rows and memory to `count`.
-PS_KERNEL void ps_select(const ps_index* a, i64 first_token, i64 last_token, void* scratch) {
-    u64* ranks = static_cast<u64*>(scratch);
-    float* block = reinterpret_cast<float*>(ranks + a->count + SPARE);
+// First half of a selection, for tokens [first_token, last_token) and part `part` of `parts` of each one's visible
+// rows: the ranks of the best `count` rows of that part, at ranks[token, part], zeros behind them if there are fewer.
+// ranks: [tokens, parts, count].  Takes time in proportion to the visible rows and scratch to `count`.
+PS_KERNEL void ps_select_rank(const ps_index* a, i64 first_token, i64 last_token, i64 part, i64 parts, u64* ranks,
+                              void* scratch) {
+    u64* kept = static_cast<u64*>(scratch);
+    float* block = reinterpret_cast<float*>(kept + a->count + SPARE);
     float* hits = block + BLOCK * padded(a->dim);
     for (i64 i = 0; i < BLOCK * padded(a->heads); i++) hits[i] = 0;
     for (i64 t = first_token; t < last_token; t++) {
-        i64* picks = a->picks + t * a->width;
-        i64 visible = a->visible[t] < a->row_count ? a->visible[t] : a->row_count;
-        if (visible <= a->count) {  // everything is chosen: no scores needed
-            for (i64 i = 0; i < a->width; i++) picks[i] = i < visible ? i : -1;
-            continue;
-        }
-        Best best(ranks, a->count);
-        for (i64 first = 0; first < visible; first += BLOCK) {
+        i64 visible = visible_rows(*a, t);
+        if (visible <= a->count) continue;  // everything is chosen: no scores needed
+        i64 end = visible * (part + 1) / parts;
+        Best best(kept, a->count);
+        for (i64 first = visible * part / parts; first < end; first += BLOCK) {
             float scores[BLOCK];
-            i64 count = visible - first < BLOCK ? visible - first : BLOCK;
+            i64 count = end - first < BLOCK ? end - first : BLOCK;
             score(*a, t, first, count, block, hits, scores);
             for (i64 i = 0; i < count; i++) best.offer(rank(scores[i], static_cast<u32>(first + i)));
         }
-        const u64* chosen = best.finish();
-        for (i64 i = 0; i < a->count; i++) picks[i] = ranked_id(chosen[i]);
+        i64 found = best.finish();
+        u64* out = ranks + (t * parts + part) * a->count;
+        for (i64 i = 0; i < a->count; i++) out[i] = i < found ? kept[i] : 0;
+    }
+}
+
+// Second half, for all `tokens`: picks[t] are the best min(count, visible[t]) of the visible rows, ties to the lower
+// row, in rising order, then −1.  Ranks order all rows, so how they were parted cannot show.  Reorders ranks.
+PS_EXPORT void ps_select_pick(const ps_index* a, i64 tokens, i64 parts, u64* ranks) {
+    for (i64 t = 0; t < tokens; t++, ranks += parts * a->count) {
+        i64* picks = a->picks + t * a->width;
+        i64 visible = visible_rows(*a, t);
+        if (visible <= a->count) {
+            for (i64 i = 0; i < a->width; i++) picks[i] = i < visible ? i : -1;
+            continue;
+        }
+        std::nth_element(ranks, ranks + a->count - 1, ranks + parts * a->count, std::greater<>());
+        for (i64 i = 0; i < a->count; i++) picks[i] = ranked_id(ranks[i]);
         std::sort(picks, picks + a->count);
     }
 }

@@ -6,7 +6,7 @@ a single weight is used.
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def _open_gguf(path: Path) -> Checkpoint:
                 raise ModelFormatError(
                     f"{file.path}: tensor {name} is also in {tensors[name].file.path.name}"
                 )
-            tensors[name] = info
+            tensors[name] = _flat_groups(info)
     trunk, stored = _trunk_layers(metadata, tensors, str(path))
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -117,6 +117,14 @@ def _open_gguf(path: Path) -> Checkpoint:
         "MTP" if "mtp.0.enorm.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
     )
     return _split_unused(path, f"GGUF v{files[0].version}", config, metadata, index, draft)
+
+
+def _flat_groups(info: TensorInfo) -> TensorInfo:
+    """Some files keep the grouped projection as [groups, rank, in]; the bytes are those of [groups · rank, in]."""
+    if info.name.endswith(".attn_output_a.weight") and len(info.shape) == 3:
+        groups, rank, columns = info.shape
+        return replace(info, shape=(groups * rank, columns))
+    return info
 
 
 def _read_splits(path: Path) -> list[GGUFFile]:

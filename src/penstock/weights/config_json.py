@@ -78,6 +78,8 @@ class _Keys:
         value = self.find(name)
         if value is None and default is not None:
             return default
+        if isinstance(value, dict) and value.get("__float__") == "Infinity":  # how transformers writes it
+            return float("inf")
         if type(value) not in (int, float):
             raise self.fail(name, "a number")
         try:

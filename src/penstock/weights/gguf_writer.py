@@ -119,6 +119,9 @@ def _value(value: Any) -> bytes:
         value = np.int32(value) if value < 0 else np.uint32(value) if value < 1 << 32 else np.uint64(value)
     elif isinstance(value, float):
         value = np.float32(value)
+    elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+        # Readers that check no types take arrays of integers for int32.
+        value = np.array(value, np.int32 if max(map(abs, value)) < 1 << 31 else np.int64)
     values = np.asarray(value)
     kind = _NUMPY_TYPES[values.dtype.name]
     data = values.astype(values.dtype.newbyteorder("<")).tobytes()

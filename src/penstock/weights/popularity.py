@@ -45,7 +45,9 @@ def router_bias(ranks: NDArray[np.int64], used: int, skew: float, rng: Generator
     return np.asarray(bias[ranks] + _JITTER * rng.standard_normal(len(ranks)), np.float32)
 
 
-def hash_rows(ranks: NDArray[np.int64], used: int, skew: float, rows: int, rng: Generator) -> NDArray[np.int32]:
+def hash_rows(
+    ranks: NDArray[np.int64], used: int, skew: float, rows: int, rng: Generator
+) -> NDArray[np.int32]:
     """Distinct expert ids for `rows` tokens, drawn by popularity.  [rows, used]"""
     slowness = ((ranks + 1.0) ** skew).astype(np.float32)
     arrivals = rng.standard_exponential((rows, len(ranks)), dtype=np.float32)

@@ -179,9 +179,7 @@ def plan_synth(
     )
     schedule, notes = _schedule(form, layers, ratios)
     hashed = min(form.hash_layers, len(schedule)) if hash_layers is None else hash_layers
-    _need(
-        0 <= hashed <= len(schedule), "hash-layers", hashed, f"0 to the number of layers, {len(schedule)}"
-    )
+    _need(0 <= hashed <= len(schedule), "hash-layers", hashed, f"0 to the number of layers, {len(schedule)}")
     config = form.config(schedule, hashed, vocab)
     config.validate(f"synthetic {width}")
     name = f"synthetic {width} {mix} {len(schedule)}L seed {seed}"
@@ -222,9 +220,9 @@ def _stream(seed: int, name: str, piece: int) -> Generator:
 
 
 class _Pieces(NamedTuple):
-    """A tensor as `count` pieces that can be made in any order, on any thread."""
+    """A tensor as `total` pieces that can be made in any order, on any thread."""
 
-    count: int
+    total: int
     make: Callable[[int], Bytes]
 
 
@@ -374,7 +372,7 @@ def _in_order(pool: ThreadPoolExecutor, pieces: _Pieces) -> Iterator[Bytes]:
     """The pieces one after another, the next few already in the making."""
     waiting: deque[Future[Bytes]] = deque()
     try:
-        for piece in range(pieces.count):
+        for piece in range(pieces.total):
             waiting.append(pool.submit(pieces.make, piece))
             if len(waiting) > AHEAD:
                 yield waiting.popleft().result()

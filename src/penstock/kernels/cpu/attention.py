@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import parallel
-from penstock.kernels.cpu.library import Attention, Index, expect, floats, native, pointer
+from penstock.kernels.cpu.library import Attention, Index, expect, floats, native
 
 KINDS: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in rows.h
 
@@ -75,17 +75,15 @@ def attend(
 
     work = 2 * total * heads * dim * (min(window_size, window.shape[0]) + compressed)
     threads = parallel.threads_for(work)
-    # Few tokens: share out heads instead, though every part then gathers the rows for itself.
-    parts = 1 if total >= threads else min(heads, threads)
-    pieces = min(total, 4 * threads) if parts == 1 else total
+    pieces, parts = _grid(total, heads, threads)  # every part of a token's heads gathers its rows for itself
     kernel, scratch_size = native().ps_attend, native().ps_attend_scratch(heads, dim)
 
     def piece(number: int) -> None:
-        token, part = divmod(number, parts)
+        index, part = divmod(number, parts)
         scratch = torch.empty(scratch_size)
         kernel(
             ctypes.byref(task),
-            *(total * token // pieces, total * (token + 1) // pieces),
+            *(total * index // pieces, total * (index + 1) // pieces),
             *(heads * part // parts, heads * (part + 1) // parts),
             scratch.data_ptr(),
         )
@@ -136,17 +134,36 @@ def select(q: Tensor, gates: Tensor, rows: Tensor, visible: Tensor, count: int) 
         rows_stride=rows.stride(0),
         rows_kind=KINDS[rows.dtype],
         row_count=available,
-        visible=pointer(visible),
+        visible=visible.data_ptr(),
         count=count,
         width=width,
         picks=picks.data_ptr(),
     )
-    kernel, scratch_size = native().ps_select, native().ps_select_scratch(heads, dim, count)
+    threads = parallel.threads_for(total * available * heads * dim)
+    pieces, parts = _grid(total, available, threads)
+    ranks = torch.empty(total, parts, count, dtype=torch.long)
+    kernel, scratch_size = native().ps_select_rank, native().ps_select_scratch(heads, dim, count)
 
-    def piece(start: int, stop: int) -> None:
+    def piece(number: int) -> None:
+        index, part = divmod(number, parts)
         scratch = torch.empty(scratch_size, dtype=torch.long)
-        kernel(ctypes.byref(task), start, stop, scratch.data_ptr())
+        kernel(
+            ctypes.byref(task),
+            *(total * index // pieces, total * (index + 1) // pieces, part, parts),
+            *(ranks.data_ptr(), scratch.data_ptr()),
+        )
 
     if width:
-        parallel.over_rows(total, total * available * heads * dim, piece)
+        if available > count:
+            parallel.each(pieces * parts, threads, piece)
+        native().ps_select_pick(ctypes.byref(task), total, parts, ranks.data_ptr())
     return picks
+
+
+def _grid(tokens: int, width: int, threads: int) -> tuple[int, int]:
+    """Into how many pieces the tokens are cut, and into how many parts (at most `width`) the work on each token.
+
+    Where there are tokens enough for all threads, no token is divided."""
+    if tokens >= threads:
+        return (1 if threads == 1 else min(tokens, 4 * threads)), 1
+    return tokens, max(1, min(width, threads))

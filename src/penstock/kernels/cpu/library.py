@@ -87,7 +87,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_attend_scratch": (c_int64, _size, _size),
     "ps_attend": (None, ctypes.POINTER(Attention), _size, _size, _size, _size, _pointer),
     "ps_select_scratch": (c_int64, _size, _size, _size),
-    "ps_select": (None, ctypes.POINTER(Index), _size, _size, _pointer),
+    "ps_select_rank": (None, ctypes.POINTER(Index), _size, _size, _size, _size, _pointer, _pointer),
+    "ps_select_pick": (None, ctypes.POINTER(Index), _size, _size, _pointer),
 }
 
 

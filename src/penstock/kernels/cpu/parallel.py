@@ -8,13 +8,12 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Final
 
 import torch
 
 # Multiply-adds (or what takes as long) below which a second thread costs more than it brings: waking one takes
 # about as long as 2^20 of them.
-WORTH_SHARING: Final = 1 << 21
+WORTH_SHARING = 1 << 21
 
 _worker = threading.local()
 _pool: ThreadPoolExecutor | None = None
