@@ -40,7 +40,7 @@ def assert_close(a: NDArray[np.float32] | None, b: NDArray[np.float32] | None, n
     if CHUNKING == 0:
         assert np.array_equal(a.view(np.uint32), b.view(np.uint32)), name
     elif a.size:
-        assert np.abs(a - b).max() <= CHUNKING * max(np.ptp(a), 1.0), name
+        assert np.abs(a - b).max() <= CHUNKING * max(float(np.ptp(a)), 1.0), name
 
 
 def fresh(engine: penstock.Engine, ids: list[int]) -> penstock.Session:

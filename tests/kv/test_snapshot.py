@@ -25,6 +25,7 @@ def saved(engine: penstock.Engine, tiny: TinyModel, tmp_path_factory: pytest.Tem
 def test_logits_come_back_with_the_session(engine: penstock.Engine, saved: Path, tiny: TinyModel) -> None:
     session = engine.session()
     expected = session.feed(tiny.ids[:150])
+    assert expected is not None
     restored = engine.load_session(saved)
     assert restored.last_logits is not None
     assert np.array_equal(restored.last_logits, expected)

@@ -11,7 +11,8 @@ from penstock.weights.gguf_writer import write_gguf
 
 TEXT = """The quick brown fox; 1234567890 3.14159 0x1F 1_000_000 — “quotes”, naïve café, ½ ∑∫ €£¥ ~tilde~
 def f(x: int) -> str:\n\treturn f"{x!r}"  # коментар по-русски 日本語テキスト混在 한국어 العربية עברית हिन्दी ไทย
-👩‍👩‍👧‍👦 🇫🇷🏳️‍🌈 emoji\r\n\r\n   spaces\t\ttabs\n\n\n<｜User｜>not a marker</think> ｜DSML｜ 北京2024年 ÀÉÎ e\u0301 \u200b zero width"""
+👩‍👩‍👧‍👦 🇫🇷🏳️‍🌈 emoji\r\n\r\n   spaces\t\ttabs\n\n\n<｜User｜>not a marker</think> ｜DSML｜ 北京2024年
+ÀÉÎ e\u0301 \u200b zero width"""
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,10 @@ def entry(dtype: str = "F32", shape: Any = (4,), offsets: Any = (0, 16)) -> dict
 
 
 def test_the_safetensors_package_writes_what_we_read(tmp_path: Path) -> None:
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.int64)}
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.array([1, 2], np.int64),
+    }
     save_file(arrays, tmp_path / "m.safetensors", {"format": "pt"})
     found = read_safetensors(tmp_path / "m.safetensors")
     for name, array in arrays.items():

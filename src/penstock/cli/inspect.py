@@ -16,7 +16,9 @@ from penstock.weights.summary import roles, summarise, verify
 def inspect_command(
     model: Annotated[Path, typer.Argument(help="GGUF file, first split, or checkpoint folder.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    check: Annotated[bool, typer.Option("--verify", help="Read every weight and check it is finite.")] = False,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Read every weight and check it is finite.")
+    ] = False,
     mtp: Annotated[Path | None, typer.Option(help="GGUF file with the draft block.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -79,7 +81,9 @@ def size(nbytes: float) -> str:
 def _print_summary(console: Console, s: dict[str, Any]) -> None:
     c, stream = s["config"], s["streamable"]
     kinds = [layer["attention"] for layer in s["layers"]]
-    schedule = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("sliding", "sparse", "heavy") if kind in kinds)
+    schedule = ", ".join(
+        f"{kinds.count(kind)} {kind}" for kind in ("sliding", "sparse", "heavy") if kind in kinds
+    )
     hashed = sum(layer["hashed"] for layer in s["layers"])
     draft = "none" if s["draft"] is None else s["draft"] if s["draft_used"] else f"{s['draft']} (not used)"
     facts = {

@@ -18,8 +18,12 @@ from penstock.errors import OptionError, TokenError
 
 def run_command(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; '-' reads standard input.")],
-    model: Annotated[Path, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Feed the prompt as it is, without the chat format.")] = False,
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
+    ],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Feed the prompt as it is, without the chat format.")
+    ] = False,
     system: Annotated[str, typer.Option(help="System text placed before the prompt.")] = "",
     think: Annotated[bool, typer.Option("--think", help="Let the model reason before it answers.")] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 256,
@@ -39,7 +43,8 @@ def run_command(
     kv_dtype: Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")] = "f16",
     context: Annotated[int | None, typer.Option(help="Most tokens in the context.")] = None,
     simulate_low_precision: Annotated[
-        bool, typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4).")
+        bool,
+        typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4)."),
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:
@@ -83,7 +88,9 @@ def run_command(
         _show(step, json_output)
     done = time.perf_counter()
     if json_output:
-        print(json.dumps(_report(ids, steps, opened - begin, first - opened, done - first), ensure_ascii=False))
+        print(
+            json.dumps(_report(ids, steps, opened - begin, first - opened, done - first), ensure_ascii=False)
+        )
     else:
         print()
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import OptionError
+from penstock.weights.direct_file import DirectFile
 from penstock.weights.gguf_reader import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, STRING
 from penstock.weights.types import WeightType
 
@@ -60,11 +61,10 @@ def write_gguf(
     header = _header(metadata, planned)
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb", buffering=0) as file:
-            _write_all(file.fileno(), header)
+        with DirectFile(part) as sink:
+            sink.write(header)
             for tensor in planned:
-                _write_tensor(file.fileno(), tensor, progress)
-            os.fsync(file.fileno())
+                _write_tensor(sink, tensor, progress)
         os.replace(part, path)
     except BaseException as error:
         part.unlink(missing_ok=True)
@@ -73,21 +73,15 @@ def write_gguf(
         raise
 
 
-def _write_tensor(fd: int, tensor: PlannedTensor, progress: Callable[[int], None]) -> None:
+def _write_tensor(sink: DirectFile, tensor: PlannedTensor, progress: Callable[[int], None]) -> None:
     written = 0
     for chunk in tensor.chunks():
-        _write_all(fd, chunk)
+        sink.write(chunk)
         written += chunk.nbytes
         progress(chunk.nbytes)
     if written != tensor.nbytes:
         raise AssertionError(f"{tensor.name}: {written:,} bytes were made, {tensor.nbytes:,} planned")
-    _write_all(fd, bytes(-written % DEFAULT_ALIGNMENT))
-
-
-def _write_all(fd: int, data: bytes | NDArray[np.uint8]) -> None:
-    view = memoryview(data if isinstance(data, bytes) else np.ascontiguousarray(data).data).cast("B")
-    while view:
-        view = view[os.write(fd, view) :]
+    sink.write(bytes(-written % DEFAULT_ALIGNMENT))
 
 
 def _header(metadata: Mapping[str, Any], tensors: list[PlannedTensor]) -> bytes:

@@ -5,9 +5,9 @@ Made for tests and benchmarks.  Everything that loads a DeepSeek-V4 GGUF loads t
 every tensor matters, so one that is ignored shows up too.
 
     >>> synth(Path("tiny.gguf"), mix="q4").bytes                      # doctest: +SKIP
-    9_846_240
+    16686912
     >>> plan_synth(width="flash").data_bytes                          # doctest: +SKIP
-    86_714_779_676
+    86714775900
 
 A file depends on its options and on nothing else: each piece of each tensor has its own stream of random bits,
 named by seed, tensor and piece.
@@ -71,14 +71,14 @@ def _antirez(**routed: WeightType) -> dict[str, WeightType]:
 MIXES: Final[dict[str, dict[str, WeightType]]] = {
     "q2": _antirez(gate=IQ2_XXS, up=IQ2_XXS, down=Q2_K),
     "q4": _antirez(gate=Q4_K, up=Q4_K, down=Q4_K),
-    "q8_0": _antirez(gate=Q8_0, up=Q8_0, down=Q8_0),
-    "f16": dict.fromkeys(Role, F16),
     "mxfp4": {  # what llama.cpp's converter writes
         Role.ROUTED: MXFP4,
         **dict.fromkeys((Role.ATTENTION, Role.SHARED, "indexer.attn_q_b"), Q8_0),
         **dict.fromkeys((Role.EMBEDDING, Role.HEAD, Role.COMPRESSOR, Role.ROUTER, Role.INDEXER), BF16),
         **dict.fromkeys((Role.MIXING, "attn_compressor_ape", "indexer_compressor_ape"), F32),
     },
+    "q8_0": _antirez(gate=Q8_0, up=Q8_0, down=Q8_0),
+    "f16": dict.fromkeys(Role, F16),
 }
 
 
@@ -145,12 +145,8 @@ class SynthPlan:
         return _stream(self.seed, f"blk.{layer}.popularity", 0).permutation(self.config.experts)
 
     def metadata(self) -> dict[str, Any]:
-        tokenizer = {
-            key: np.array(value, np.int32) if key.endswith("token_type") else value
-            for key, value in byte_tokenizer_metadata(self.config.vocab_size).items()
-        }
         general = {"general.architecture": ARCHITECTURE, "general.name": self.name}
-        return general | config_to_gguf(self.config) | tokenizer
+        return general | config_to_gguf(self.config) | byte_tokenizer_metadata(self.config.vocab_size)
 
 
 def plan_synth(
@@ -182,7 +178,7 @@ def plan_synth(
     _need(0 <= hashed <= len(schedule), "hash-layers", hashed, f"0 to the number of layers, {len(schedule)}")
     config = form.config(schedule, hashed, vocab)
     config.validate(f"synthetic {width}")
-    name = f"synthetic {width} {mix} {len(schedule)}L seed {seed}"
+    name = f"synthetic {width} {mix} {len(schedule)}L seed {seed}" + (f" skew {skew:g}" if skew else "")
     return SynthPlan(name, config, mix, float(skew), seed, notes)
 
 

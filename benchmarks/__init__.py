@@ -1,0 +1,1 @@
+"""Numbers that the documentation quotes: each is printed by one of these commands."""
