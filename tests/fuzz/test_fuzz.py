@@ -9,7 +9,8 @@ COUNTS = {
     "gguf": 8000,
     "model": 400,
     "safetensors": 8000,
-    "snapshot": 600,
+    "snapshot": 300,
+    "unsealed": 600,
     "config.json": 4000,
     "tokenizer": 150,
 }

@@ -17,8 +17,12 @@ from typer.testing import CliRunner
 from penstock import Engine
 from penstock.cli.synth import synth_command
 from penstock.errors import OptionError
+from penstock.experts.store import MappedExperts
 from penstock.kernels import reference
+from penstock.model.blueprint import Blueprint
 from penstock.model.moe import Router
+from penstock.model.precision import Precision
+from penstock.model.rope import Frequencies
 from penstock.weights import synth as synth_module
 from penstock.weights import types
 from penstock.weights.checkpoint import open_checkpoint
@@ -198,7 +202,14 @@ def frequencies(folder: Path, skew: float, layer: int) -> NDArray[np.float64]:
     plan = replace(plan, config=replace(plan.config, experts=256, experts_used=6, layers=layers))
     write_synth(plan, folder / "skewed.gguf", overwrite=True)
     model = open_checkpoint(folder / "skewed.gguf")
-    router = Router(model, reference, f"blk.{layer}", model.config.layers[layer])
+    blueprint = Blueprint(
+        model,
+        reference,
+        MappedExperts(model, reference),
+        Precision(model.config, reference, simulate=False),
+        Frequencies(model.config, compressed=True),
+    )
+    router = Router(blueprint, f"blk.{layer}", model.config.layers[layer])
     x = torch.randn(8000, model.config.hidden, generator=torch.Generator().manual_seed(0))
     ids, _ = router.route(x, torch.arange(8000))
     counts = np.bincount(ids.flatten().numpy(), minlength=256)

@@ -3,47 +3,34 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.ops import Ops
 from penstock.model.batch import Batch, Segment
+from penstock.model.blueprint import Blueprint
 from penstock.model.compressor import Compressor
-from penstock.model.hyper import vector
 from penstock.model.indexer import Indexer
-from penstock.model.precision import Precision
-from penstock.model.rope import Frequencies
 from penstock.model.state import LayerState
-from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import AttentionKind, LayerConfig
 
 
 class Attention:
     """One kv row per token serves all heads as key and as value; positions are turned back out of the result."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        prefix: str,
-        layer: LayerConfig,
-        compressed: Frequencies,
-        precision: Precision,
-    ):
-        c = checkpoint.config
-        self.ops, self.config, self.kind, self.ratio = ops, c, layer.attention, layer.ratio
-        self.precision = precision
-        self.q_a = checkpoint.weight(f"{prefix}.attn_q_a.weight")
-        self.q_norm = vector(checkpoint, f"{prefix}.attn_q_a_norm.weight")
-        self.q_b = checkpoint.weight(f"{prefix}.attn_q_b.weight")
-        self.kv = checkpoint.weight(f"{prefix}.attn_kv.weight")
-        self.kv_norm = vector(checkpoint, f"{prefix}.attn_kv_a_norm.weight")
-        self.sinks = vector(checkpoint, f"{prefix}.attn_sinks.weight")
-        self.out_a = checkpoint.weight(f"{prefix}.attn_output_a.weight")
-        self.out_b = checkpoint.weight(f"{prefix}.attn_output_b.weight")
+    def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        self.ops, self.config, self.precision = blueprint.ops, blueprint.config, blueprint.precision
+        self.kind, self.ratio = layer.attention, layer.ratio
+        self.q_a = blueprint.weight(f"{prefix}.attn_q_a.weight")
+        self.q_norm = blueprint.vector(f"{prefix}.attn_q_a_norm.weight")
+        self.q_b = blueprint.weight(f"{prefix}.attn_q_b.weight")
+        self.kv = blueprint.weight(f"{prefix}.attn_kv.weight")
+        self.kv_norm = blueprint.vector(f"{prefix}.attn_kv_a_norm.weight")
+        self.sinks = blueprint.vector(f"{prefix}.attn_sinks.weight")
+        self.out_a = blueprint.weight(f"{prefix}.attn_output_a.weight")
+        self.out_b = blueprint.weight(f"{prefix}.attn_output_b.weight")
         self.compressor: Compressor | None = None
         self.indexer: Indexer | None = None
         if self.kind is not AttentionKind.SLIDING:
-            self.compressor = Compressor(checkpoint, ops, f"{prefix}.attn_compressor", layer, compressed)
+            self.compressor = Compressor(blueprint, f"{prefix}.attn_compressor", layer)
         if self.kind is AttentionKind.SPARSE:
-            self.indexer = Indexer(checkpoint, ops, prefix, layer, compressed, precision)
+            self.indexer = Indexer(blueprint, prefix, layer)
 
     def rotation(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return batch.plain if self.kind is AttentionKind.SLIDING else batch.compressed

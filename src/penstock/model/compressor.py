@@ -3,12 +3,9 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.ops import Ops
 from penstock.model.batch import Segment
-from penstock.model.hyper import vector
-from penstock.model.rope import Frequencies
+from penstock.model.blueprint import Blueprint
 from penstock.model.state import CompressorState
-from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import AttentionKind, LayerConfig
 
 
@@ -19,17 +16,15 @@ class Compressor:
     (the first half of the projections speaks for the next window, the second half for the current one).
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, prefix: str, layer: LayerConfig, frequencies: Frequencies
-    ):
-        self.ops, self.frequencies = ops, frequencies
+    def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        self.ops, self.frequencies = blueprint.ops, blueprint.compressed
         self.ratio = layer.ratio
         self.overlap = layer.attention is AttentionKind.SPARSE
-        self.eps = checkpoint.config.rms_eps
-        self.kv = checkpoint.weight(f"{prefix}_kv.weight")
-        self.gate = checkpoint.weight(f"{prefix}_gate.weight")
-        self.ape = vector(checkpoint, f"{prefix}_ape.weight")  # [ratio, width]
-        self.norm = vector(checkpoint, f"{prefix}_norm.weight")  # [dim]
+        self.eps = blueprint.config.rms_eps
+        self.kv = blueprint.weight(f"{prefix}_kv.weight")
+        self.gate = blueprint.weight(f"{prefix}_gate.weight")
+        self.ape = blueprint.vector(f"{prefix}_ape.weight")  # [ratio, width]
+        self.norm = blueprint.vector(f"{prefix}_norm.weight")  # [dim]
 
     def project(self, x: Tensor, positions: Tensor) -> Tensor:
         """Values and scores of every token, side by side.  x [rows, hidden] → [rows, 2 · width]"""

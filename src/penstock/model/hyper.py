@@ -1,26 +1,19 @@
 """Hyper-connections around one sublayer, and the head that folds the streams at the end."""
 
-import torch
 from torch import Tensor
 
-from penstock.kernels.ops import Mix, Ops
-from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.config import ModelConfig
-
-
-def vector(checkpoint: Checkpoint, name: str) -> Tensor:
-    """A small tensor, decoded once and kept."""
-    return torch.from_numpy(checkpoint.weight(name).decode().copy())
+from penstock.kernels.ops import Mix
+from penstock.model.blueprint import Blueprint
 
 
 class HyperMix:
     """Collapses the streams into a sublayer's input and spreads its output back.  streams: [rows, n, hidden]"""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, prefix: str):
-        self.ops, self.config = ops, checkpoint.config
-        self.fn = checkpoint.weight(f"{prefix}_fn.weight")
-        self.base = vector(checkpoint, f"{prefix}_base.weight")
-        self.scale = vector(checkpoint, f"{prefix}_scale.weight")
+    def __init__(self, blueprint: Blueprint, prefix: str):
+        self.ops, self.config = blueprint.ops, blueprint.config
+        self.fn = blueprint.weight(f"{prefix}_fn.weight")
+        self.base = blueprint.vector(f"{prefix}_base.weight")
+        self.scale = blueprint.vector(f"{prefix}_scale.weight")
 
     def collapse(self, streams: Tensor) -> tuple[Tensor, Mix]:
         c = self.config
@@ -37,12 +30,11 @@ class HyperMix:
 class HyperHead:
     """Folds the streams into the one vector that the output norm and head see."""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, prefix: str):
-        self.ops = ops
-        self.config: ModelConfig = checkpoint.config
-        self.fn = checkpoint.weight(f"{prefix}_fn.weight")
-        self.base = vector(checkpoint, f"{prefix}_base.weight")
-        self.scale = vector(checkpoint, f"{prefix}_scale.weight")
+    def __init__(self, blueprint: Blueprint, prefix: str):
+        self.ops, self.config = blueprint.ops, blueprint.config
+        self.fn = blueprint.weight(f"{prefix}_fn.weight")
+        self.base = blueprint.vector(f"{prefix}_base.weight")
+        self.scale = blueprint.vector(f"{prefix}_scale.weight")
 
     def collapse(self, streams: Tensor) -> Tensor:
         flat = self.ops.rms_norm(streams.flatten(1), None, self.config.rms_eps)

@@ -2,32 +2,21 @@
 
 from torch import Tensor
 
-from penstock.kernels.ops import Ops
 from penstock.model.batch import Batch, Segment
+from penstock.model.blueprint import Blueprint
 from penstock.model.compressor import Compressor
-from penstock.model.precision import Precision
-from penstock.model.rope import Frequencies
 from penstock.model.state import CompressorState
-from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import LayerConfig
 
 
 class Indexer:
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        prefix: str,
-        layer: LayerConfig,
-        frequencies: Frequencies,
-        precision: Precision,
-    ):
-        config = checkpoint.config
-        self.ops, self.precision = ops, precision
+    def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        config = blueprint.config
+        self.ops, self.precision = blueprint.ops, blueprint.precision
         self.heads, self.dim, self.topk = config.index_heads, config.index_dim, config.index_topk
-        self.q_b = checkpoint.weight(f"{prefix}.indexer.attn_q_b.weight")
-        self.proj = checkpoint.weight(f"{prefix}.indexer.proj.weight")
-        self.compressor = Compressor(checkpoint, ops, f"{prefix}.indexer_compressor", layer, frequencies)
+        self.q_b = blueprint.weight(f"{prefix}.indexer.attn_q_b.weight")
+        self.proj = blueprint.weight(f"{prefix}.indexer.proj.weight")
+        self.compressor = Compressor(blueprint, f"{prefix}.indexer_compressor", layer)
 
     def queries(self, x: Tensor, qr: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Index queries [rows, heads, dim] and the weight of each head [rows, heads], which may be negative."""

@@ -2,39 +2,26 @@
 
 from torch import Tensor
 
-from penstock.experts.store import ExpertStore
-from penstock.kernels.ops import Ops
 from penstock.model.attention import Attention
 from penstock.model.batch import Batch
-from penstock.model.hyper import HyperMix, vector
+from penstock.model.blueprint import Blueprint
+from penstock.model.hyper import HyperMix
 from penstock.model.moe import MoE
-from penstock.model.precision import Precision
-from penstock.model.rope import Frequencies
 from penstock.model.state import LayerState
-from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import LayerConfig
 
 
 class Layer:
     """Two sublayers around the hyper-connection streams.  streams: [rows, n, hidden]"""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        prefix: str,
-        layer: LayerConfig,
-        compressed: Frequencies,
-        experts: ExpertStore,
-        precision: Precision,
-    ):
-        self.ops, self.eps = ops, checkpoint.config.rms_eps
-        self.attn_mix = HyperMix(checkpoint, ops, f"{prefix}.hc_attn")
-        self.attn_norm = vector(checkpoint, f"{prefix}.attn_norm.weight")
-        self.attention = Attention(checkpoint, ops, prefix, layer, compressed, precision)
-        self.ffn_mix = HyperMix(checkpoint, ops, f"{prefix}.hc_ffn")
-        self.ffn_norm = vector(checkpoint, f"{prefix}.ffn_norm.weight")
-        self.moe = MoE(checkpoint, ops, prefix, layer, experts, precision)
+    def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        self.ops, self.eps = blueprint.ops, blueprint.config.rms_eps
+        self.attn_mix = HyperMix(blueprint, f"{prefix}.hc_attn")
+        self.attn_norm = blueprint.vector(f"{prefix}.attn_norm.weight")
+        self.attention = Attention(blueprint, prefix, layer)
+        self.ffn_mix = HyperMix(blueprint, f"{prefix}.hc_ffn")
+        self.ffn_norm = blueprint.vector(f"{prefix}.ffn_norm.weight")
+        self.moe = MoE(blueprint, prefix, layer)
 
     def forward(self, streams: Tensor, batch: Batch, states: list[LayerState]) -> Tensor:
         x, mix = self.attn_mix.collapse(streams)  # [rows, hidden]

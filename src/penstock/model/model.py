@@ -7,7 +7,8 @@ from torch import Tensor
 from penstock.experts.store import ExpertStore
 from penstock.kernels.ops import Ops
 from penstock.model.batch import Batch
-from penstock.model.hyper import HyperHead, vector
+from penstock.model.blueprint import Blueprint
+from penstock.model.hyper import HyperHead
 from penstock.model.layer import Layer
 from penstock.model.mtp import DraftBlock
 from penstock.model.precision import Precision
@@ -41,19 +42,16 @@ class DeepSeekV4:
         self.plain = Frequencies(config, compressed=False)
         self.compressed = Frequencies(config, compressed=True)
         precision = Precision(config, ops, simulate_low_precision)
+        blueprint = Blueprint(checkpoint, ops, experts, precision, self.compressed)
         self.layers = [
-            Layer(
-                checkpoint, ops, f"blk.{number}", config.layers[number], self.compressed, experts, precision
-            )
-            for number in range(first, self.last)
+            Layer(blueprint, f"blk.{number}", config.layers[number]) for number in range(first, self.last)
         ]
-        self.embedding = checkpoint.weight("token_embd.weight")
-        self.hyper_head = HyperHead(checkpoint, ops, "output_hc")
-        self.output_norm = vector(checkpoint, "output_norm.weight")
-        self.output = checkpoint.weight("output.weight")
-        self.draft: DraftBlock | None = None
-        if checkpoint.has_mtp and self.last == config.layer_count:
-            self.draft = DraftBlock(checkpoint, ops, self.compressed, experts, precision)
+        self.embedding = blueprint.weight("token_embd.weight")
+        self.hyper_head = HyperHead(blueprint, "output_hc")
+        self.output_norm = blueprint.vector("output_norm.weight")
+        self.output = blueprint.weight("output.weight")
+        whole = checkpoint.has_mtp and self.last == config.layer_count
+        self.draft = DraftBlock(blueprint) if whole else None
 
     def batch(self, work: Sequence[tuple[SequenceState, Sequence[int]]]) -> Batch:
         """Rows for the next tokens of several sequences."""

@@ -5,10 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ModelFormatError
-from penstock.experts.store import ExpertStore
-from penstock.kernels.ops import Ops
-from penstock.model.hyper import vector
-from penstock.model.precision import Precision
+from penstock.model.blueprint import Blueprint
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import LayerConfig
 
@@ -16,15 +13,15 @@ from penstock.weights.config import LayerConfig
 class Router:
     """Chooses experts by score, or by a fixed table of token ids; weights always come from the scores."""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, prefix: str, layer: LayerConfig):
-        self.ops, self.config = ops, checkpoint.config
-        self.gate = checkpoint.weight(f"{prefix}.ffn_gate_inp.weight")
+    def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        self.ops, self.config = blueprint.ops, blueprint.config
+        self.gate = blueprint.weight(f"{prefix}.ffn_gate_inp.weight")
         self.table: Tensor | None = None
         self.bias: Tensor | None = None
         if layer.hashed:
-            self.table = _hash_table(checkpoint, f"{prefix}.ffn_gate_tid2eid.weight")
+            self.table = _hash_table(blueprint.checkpoint, f"{prefix}.ffn_gate_tid2eid.weight")
         else:
-            self.bias = vector(checkpoint, f"{prefix}.exp_probs_b.bias")
+            self.bias = blueprint.vector(f"{prefix}.exp_probs_b.bias")
 
     def route(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """x [rows, hidden] → expert ids and weights [rows, experts_used]"""
@@ -54,21 +51,13 @@ def _hash_table(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 class MoE:
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        prefix: str,
-        layer: LayerConfig,
-        experts: ExpertStore,
-        precision: Precision,
-    ):
-        self.ops, self.layer, self.prefix = ops, layer, prefix
-        self.experts, self.precision = experts, precision
-        self.router = Router(checkpoint, ops, prefix, layer)
-        self.shared_gate = checkpoint.weight(f"{prefix}.ffn_gate_shexp.weight")
-        self.shared_up = checkpoint.weight(f"{prefix}.ffn_up_shexp.weight")
-        self.shared_down = checkpoint.weight(f"{prefix}.ffn_down_shexp.weight")
+    def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        self.ops, self.layer, self.prefix = blueprint.ops, layer, prefix
+        self.experts, self.precision = blueprint.experts, blueprint.precision
+        self.router = Router(blueprint, prefix, layer)
+        self.shared_gate = blueprint.weight(f"{prefix}.ffn_gate_shexp.weight")
+        self.shared_up = blueprint.weight(f"{prefix}.ffn_up_shexp.weight")
+        self.shared_down = blueprint.weight(f"{prefix}.ffn_down_shexp.weight")
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         ops = self.ops

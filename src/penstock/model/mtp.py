@@ -9,41 +9,30 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.experts.store import ExpertStore
-from penstock.kernels.ops import Ops
 from penstock.model.batch import Batch, Segment
-from penstock.model.hyper import HyperHead, vector
+from penstock.model.blueprint import Blueprint
+from penstock.model.hyper import HyperHead
 from penstock.model.layer import Layer
-from penstock.model.precision import Precision
-from penstock.model.rope import Frequencies
 from penstock.model.state import DraftState, LayerState, SequenceState
-from penstock.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from penstock.model.model import DeepSeekV4
 
 
 class DraftBlock:
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        compressed: Frequencies,
-        experts: ExpertStore,
-        precision: Precision,
-    ):
-        config = checkpoint.config
-        self.ops, self.config, self.precision = ops, config, precision
-        self.fused = "mtp.0.eh_proj.weight" in checkpoint.index
+    def __init__(self, blueprint: Blueprint):
+        config = blueprint.config
+        self.ops, self.config, self.precision = blueprint.ops, config, blueprint.precision
+        self.fused = "mtp.0.eh_proj.weight" in blueprint.checkpoint.index
         self.projections = [
-            checkpoint.weight(f"mtp.0.{name}.weight")
+            blueprint.weight(f"mtp.0.{name}.weight")
             for name in (["eh_proj"] if self.fused else ["e_proj", "h_proj"])
         ]
-        self.enorm = vector(checkpoint, "mtp.0.enorm.weight")
-        self.hnorm = vector(checkpoint, "mtp.0.hnorm.weight")
-        self.norm = vector(checkpoint, "mtp.0.norm.weight")
-        self.hyper_head = HyperHead(checkpoint, ops, "mtp.0.hc_head")
-        self.layer = Layer(checkpoint, ops, "mtp.0", config.mtp_layer, compressed, experts, precision)
+        self.enorm = blueprint.vector("mtp.0.enorm.weight")
+        self.hnorm = blueprint.vector("mtp.0.hnorm.weight")
+        self.norm = blueprint.vector("mtp.0.norm.weight")
+        self.hyper_head = HyperHead(blueprint, "mtp.0.hc_head")
+        self.layer = Layer(blueprint, "mtp.0", config.mtp_layer)
 
     def join(self, streams: Tensor, embedded: Tensor) -> Tensor:
         """Trunk streams [rows, n, hidden] and embedded next tokens [rows, hidden] → block input [rows, n, hidden]"""
