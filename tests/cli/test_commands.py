@@ -80,6 +80,12 @@ def test_run_stops_at_a_string_that_spans_tokens(model: Path) -> None:
     assert cut["finish_reason"] == "stop"
 
 
+def test_version_and_help() -> None:
+    assert penstock_command("--version").stdout == f"penstock {penstock.__version__}\n"
+    for command in ("run", "inspect", "convert", "synth"):
+        assert penstock_command(command, "--help").returncode == 0
+
+
 def test_inspect(model: Path) -> None:
     text = penstock_command("inspect", model, "--tensors", "--verify").stdout
     for expected in (

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from penstock.engine.engine import Engine
 from penstock.tokenizer import tokenizer_from_gguf
-from penstock.weights.checkpoint import open_checkpoint
 from penstock.weights.config_json import config_from_json
 from penstock.weights.gguf_reader import read_gguf
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.safetensors_reader import parse_json, read_safetensors
 from penstock.weights.synth import synth
 from tests.weights.test_config import OFFICIAL

@@ -10,10 +10,10 @@ import pytest
 
 import penstock
 from penstock.errors import ModelFormatError
-from penstock.weights.checkpoint import open_checkpoint
 from penstock.weights.convert import convert
 from penstock.weights.gguf_reader import read_gguf
 from penstock.weights.gguf_writer import PlannedTensor
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
 from penstock.weights.tensor import Weight
 from penstock.weights.types import F32, I32
@@ -214,6 +214,9 @@ def test_dspark_is_recognised_and_not_used(model: Path, tmp_path: Path) -> None:
 
 
 def test_sidecar_mistakes(model: Path, drafted: Drafted, tmp_path: Path) -> None:
+    dspark = rewrite(model, tmp_path / "d.gguf", _set("general.architecture", "dflash"))
+    with pytest.raises(ModelFormatError, match="a DSpark draft module"):
+        open_checkpoint(model, dspark)
     with pytest.raises(ModelFormatError, match="no MTP block for a 3-layer model"):
         open_checkpoint(model, model)
     with pytest.raises(ModelFormatError, match="no such file"):

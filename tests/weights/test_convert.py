@@ -26,9 +26,9 @@ from penstock.cli.convert import convert_command
 from penstock.errors import ModelFormatError, OptionError
 from penstock.tokenizer import byte_tokenizer_metadata
 from penstock.weights import recode
-from penstock.weights.checkpoint import open_checkpoint
 from penstock.weights.convert import convert
 from penstock.weights.mixes import MIXES
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.safetensors_reader import read_safetensors
 from penstock.weights.types import F32
 from tests.oracles import hf, llamacpp

@@ -25,8 +25,8 @@ from penstock.model.precision import Precision
 from penstock.model.rope import Frequencies
 from penstock.weights import synth as synth_module
 from penstock.weights import types
-from penstock.weights.checkpoint import open_checkpoint
 from penstock.weights.config import AttentionKind
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.popularity import inclusion
 from penstock.weights.quants import dequantize
 from penstock.weights.random_blocks import random_blocks

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from penstock.weights.checkpoint import Checkpoint, open_checkpoint
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
 
 

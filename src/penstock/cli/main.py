@@ -1,9 +1,11 @@
 """`penstock`: the commands, and what happens when one fails."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+import penstock
 from penstock.cli.convert import convert_command
 from penstock.cli.inspect import inspect_command
 from penstock.cli.run import run_command
@@ -17,6 +19,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version  # its callback has acted
+
+
 app.command("run")(run_command)
 app.command("inspect")(inspect_command)
 app.command("convert")(convert_command)

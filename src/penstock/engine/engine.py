@@ -21,8 +21,9 @@ from penstock.kv.snapshot import load_snapshot
 from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
 from penstock.model.model import DeepSeekV4
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
-from penstock.weights.checkpoint import Checkpoint, open_checkpoint
+from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
+from penstock.weights.opening import open_checkpoint
 
 Logits = NDArray[np.float32]
 

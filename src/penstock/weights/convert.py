@@ -21,13 +21,14 @@ from typing import Any, Final
 
 from penstock.errors import ModelFormatError, OptionError
 from penstock.weights import names
-from penstock.weights.checkpoint import Checkpoint, open_checkpoint, planned_tensors
+from penstock.weights.checkpoint import Checkpoint, planned_tensors
 from penstock.weights.config_gguf import ARCHITECTURE, config_to_gguf
 from penstock.weights.convert_metadata import file_metadata
 from penstock.weights.convert_report import ConvertReport, FileReport
 from penstock.weights.gguf_writer import Chunks, PlannedTensor, write_gguf
 from penstock.weights.layout import Role, TensorPlan
 from penstock.weights.mixes import Mix, mix_by_name
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.recode import is_exact, recode, recode_side_by_side, recode_table
 from penstock.weights.tensor import TensorInfo
 from penstock.weights.types import BF16, F16, WeightType
