@@ -27,10 +27,12 @@ class TinyModel:
         return float(np.abs(found - self.logits).max()) / self.range
 
 
-def make_tiny(folder: Path, length: int, start: int = 0, **overrides: Any) -> TinyModel:
+def make_tiny(
+    folder: Path, length: int, start: int = 0, gap: float = hf.SAFE_GAP, **overrides: Any
+) -> TinyModel:
     """A model whose expert and indexer choices are all clear-cut for its own ids."""
     config = hf.tiny_config(**overrides)
-    seed = hf.pick_seed(config, length, start)
+    seed = hf.pick_seed(config, length, start, gap)
     model = hf.random_model(config, seed)
     ids = hf.random_ids(config, length, seed)
     hf.save(model, folder)

@@ -120,5 +120,14 @@ def test_sixteen_bit_state_stays_close(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_seeds_at_length(seed: int, tmp_path: Path) -> None:
-    tiny = make_tiny(tmp_path, 1500, start=100 * seed, index_topk=40, sliding_window=64)
+    """Gaps between choices shrink with every token: these are twenty times the noise of scores, not a hundred."""
+    tiny = make_tiny(tmp_path, 900, start=100 * seed, gap=2e-5, index_topk=40, sliding_window=64)
     _check(penstock.Engine(tmp_path, kv_dtype="f32").session().feed(tiny.ids, logits="all"), tiny)
+
+
+@pytest.mark.slow
+def test_four_thousand_tokens(tmp_path: Path) -> None:
+    """Nothing discrete, so that only rounding remains: of the rotary angle, mostly."""
+    tiny = make_tiny(tmp_path, 4096, gap=0.0, num_hash_layers=6, index_topk=2048)
+    found = penstock.Engine(tmp_path, kv_dtype="f32").session().feed(tiny.ids, logits="all")
+    assert tiny.error(found) < 5e-5
