@@ -13,6 +13,7 @@ FLOORS = {
     "weights": 1,
     "tokenizer": 1,
     "native": 1,
+    "pocket": 1,
     "kernels": 2,
     "experts": 3,
     "model": 4,

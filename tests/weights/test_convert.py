@@ -45,7 +45,7 @@ LENGTH = 60
 ROUNDING = 1e-5  # of the range of logits: float32 sums in another order
 
 # llama.cpp rounds activations to the type of the weights, or to 8 bits; measured at a third of these.
-LLAMACPP_ROUNDING = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2, "q8_0": 4e-2, "mxfp4": 4e-2}
+LLAMACPP_ROUNDING = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2, "q8_0": 4e-2, "mxfp4": 4e-2, "mxfp4_q8_0": 4e-2}
 
 Logits = NDArray[np.float32]
 

@@ -26,6 +26,9 @@ def convert_command(
     destination: Annotated[Path, typer.Argument(help="GGUF file to write.")],
     mix: Annotated[str, typer.Option(help=f"Types of the weights: {', '.join(MIXES)}.")],
     mtp: Annotated[Path | None, typer.Option(help="Write the draft (MTP) block to this GGUF file.")] = None,
+    mtp_inside: Annotated[
+        bool, typer.Option("--mtp-inside", help="Write the draft block into the same file.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -33,7 +36,7 @@ def convert_command(
 
     Example: penstock convert DeepSeek-V4-Flash flash.gguf --mix mxfp4
     """
-    report = _with_bar(source, destination, mix, mtp, force)
+    report = _with_bar(source, destination, mix, mtp, mtp_inside, force)
     if json_output:
         print(json.dumps(report.as_dict()))
         return
@@ -45,7 +48,9 @@ def convert_command(
         console.print(note, markup=False, soft_wrap=True)
 
 
-def _with_bar(source: Path, destination: Path, mix: str, mtp: Path | None, force: bool) -> ConvertReport:
+def _with_bar(
+    source: Path, destination: Path, mix: str, mtp: Path | None, mtp_inside: bool, force: bool
+) -> ConvertReport:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     tensor = TextColumn("{task.description}", markup=False)
     console = Console(stderr=True)
@@ -55,7 +60,9 @@ def _with_bar(source: Path, destination: Path, mix: str, mtp: Path | None, force
         def show(done: int, total: int, name: str) -> None:
             bar.update(task, completed=done, total=total, description=name)
 
-        return convert(source, destination, mix, mtp=mtp, overwrite=force, progress=show)
+        return convert(
+            source, destination, mix, mtp=mtp, mtp_inside=mtp_inside, overwrite=force, progress=show
+        )
 
 
 def _print_file(console: Console, file: FileReport) -> None:

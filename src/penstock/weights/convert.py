@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from penstock.errors import ModelFormatError, OptionError
 from penstock.weights import names
 from penstock.weights.checkpoint import Checkpoint, planned_tensors
@@ -46,10 +48,12 @@ def convert(
     mix: str,
     *,
     mtp: Path | None = None,
+    mtp_inside: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Writes the checkpoint folder `source` to the GGUF file `destination`, and its draft block to `mtp`.
+    """Writes the checkpoint folder `source` to the GGUF file `destination`, and its draft block to `mtp`, or into
+    the same file where `mtp_inside` is set (possible only if the block shares the trunk's output mixing).
 
     `progress(done, total, tensor)` is called with bytes.  On failure nothing new is left behind.
     """
@@ -57,7 +61,10 @@ def convert(
     if source.is_file():
         raise OptionError(f"{source}: convert takes a folder with safetensors and config.json, not a file")
     checkpoint = open_checkpoint(source)
-    files = [_trunk_file(checkpoint, chosen, destination)]
+    if mtp_inside:
+        files = [_whole_file(checkpoint, chosen, destination)]
+    else:
+        files = [_trunk_file(checkpoint, chosen, destination)]
     if mtp is not None:
         files.insert(0, _draft_file(checkpoint, chosen, mtp))  # the small one first: it fails sooner
     _check_destinations(files, checkpoint, overwrite)
@@ -118,6 +125,22 @@ def _trunk_file(checkpoint: Checkpoint, mix: Mix, path: Path) -> _File:
     plans = [plan for plan in planned_tensors(checkpoint) if not plan.name.startswith("mtp.")]
     metadata = _metadata(checkpoint, mix, checkpoint.config.layer_count)
     return _File(path, metadata, [_output(checkpoint, mix, plan, plan.name) for plan in plans])
+
+
+def _whole_file(checkpoint: Checkpoint, mix: Mix, path: Path) -> _File:
+    """Trunk and MTP block in one file.  Such a file has one output_hc_*, so both must use the same."""
+    draft = _draft_file(checkpoint, mix, path)
+    for leaf in ("fn", "base", "scale"):
+        own, trunk = (
+            checkpoint.weight(f"{prefix}_{leaf}.weight").decode() for prefix in ("mtp.0.hc_head", "output_hc")
+        )
+        if not np.array_equal(own, trunk):
+            raise ModelFormatError(
+                f"{checkpoint.path}: the MTP block has output mixing of its own (mtp.0.hc_head_{leaf}), for which "
+                "one file has no place; write it to a separate file with --mtp"
+            )
+    extra = [output for output in draft.outputs if output.name.startswith("blk.")]
+    return _File(path, draft.metadata, [*_trunk_file(checkpoint, mix, path).outputs, *extra])
 
 
 def _draft_file(checkpoint: Checkpoint, mix: Mix, path: Path) -> _File:

@@ -1,12 +1,13 @@
 """Which type every tensor gets when a checkpoint is converted: the mixes of `penstock convert`.
 
-What is one-dimensional, the hyper-connection matrices and the compressors' position biases are always F32, and
-hash tables always I32: together they are 150 MB of a Flash model, and llama.cpp takes no other type for most.
+What is one-dimensional is always F32 and hash tables are always I32, because llama.cpp takes no other type; the
+hyper-connection matrices and the compressors' position biases are F32 too, but in the smallest mix.
 
 q8_0 puts the embedding and the head in Q8_0 too, as llama.cpp's own q8_0 files do.  Compressors, routers and
 `indexer.proj` stay in BF16, in which the published checkpoints hold them: they decide which experts and which
 rows of the past a token sees, and are one weight in eight hundred.  mxfp4 is the layout llama.cpp calls
-MXFP4_MOE; with a published checkpoint its experts are the published numbers, bit for bit.
+MXFP4_MOE; with a published checkpoint its experts are the published numbers, bit for bit.  mxfp4_q8_0 is the
+smallest: for models in which embedding, compressors and mixing are a large part of the whole.
 """
 
 from dataclasses import dataclass
@@ -27,13 +28,16 @@ class Mix:
     ends: WeightType  # embedding and head
     small: WeightType  # compressors, router, the indexer's head weights
     file_type: int  # general.file_type, llama.cpp's number for the mix
+    mixing: WeightType = F32  # hyper-connections and position biases
 
     def target(self, plan: TensorPlan) -> WeightType:
         """The type that the mix wants for a tensor, whether or not its rows fit."""
         if plan.role is Role.HASH_TABLE:
             return I32
-        if len(plan.shape) == 1 or plan.role is Role.MIXING or plan.name.endswith("_ape.weight"):
+        if len(plan.shape) == 1:
             return F32
+        if plan.role is Role.MIXING or plan.name.endswith("_ape.weight"):
+            return self.mixing
         if plan.name.endswith(".indexer.proj.weight"):
             return self.small
         return {
@@ -53,6 +57,7 @@ MIXES: Final[dict[str, Mix]] = {
         Mix("bf16", experts=BF16, linear=BF16, ends=BF16, small=BF16, file_type=32),
         Mix("q8_0", experts=Q8_0, linear=Q8_0, ends=Q8_0, small=BF16, file_type=7),
         Mix("mxfp4", experts=MXFP4, linear=Q8_0, ends=BF16, small=BF16, file_type=38),
+        Mix("mxfp4_q8_0", experts=MXFP4, linear=Q8_0, ends=Q8_0, small=Q8_0, file_type=38, mixing=F16),
     )
 }
 

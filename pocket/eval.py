@@ -1,0 +1,146 @@
+"""How good the pocket model is, skill by skill, on problems it has not seen.
+
+    python -m pocket.eval [--model FILE] [--count 100] [--seed 1] [--json]
+
+Everything runs through Penstock's own engine on the file that ships.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.chat.messages import Thinking
+from penstock.chat.render import render
+from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
+from penstock.pocket import pocket_path
+from pocket.answer import answers
+from pocket.data import Problem, problem
+from pocket.data.arithmetic import addition
+from pocket.data.core import Exchange, Request, dialogue
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    bar: float | None  # the share that has to be right
+    make: Callable[[Random], Problem]
+    share: float = 1.0  # of --count: long problems take long
+    max_tokens: int = 300
+
+
+def two_digit_addition(thinking: bool) -> Callable[[Random], Problem]:
+    def make(rng: Random) -> Problem:
+        exchange: Exchange = addition(rng.randint(10, 99), rng.randint(10, 99), rng)
+        made = dialogue([exchange], Request(thinking=thinking))
+        reference = made.conversation.messages[-1]
+        conversation = made.conversation
+        asked = type(conversation)(conversation.messages[:-1], thinking=conversation.thinking)
+        from pocket.data import Answer
+
+        return Problem(asked, reference.content, exchange.check, Answer(content=reference.content))
+
+    return make
+
+
+def skill(
+    name: str, length: int | None = None, thinking: Thinking | None = None
+) -> Callable[[Random], Problem]:
+    return lambda rng: problem(name, rng, length=length, thinking=thinking)
+
+
+ROWS = [
+    Row("two-digit addition", 0.95, two_digit_addition(thinking=False)),
+    Row("two-digit addition, thinking", 0.95, two_digit_addition(thinking=True)),
+    Row("arithmetic, all kinds, thinking", None, skill("arithmetic", thinking=Thinking.HIGH)),
+    Row("look-up at 500 tokens", 0.95, skill("lookup", 500)),
+    Row("look-up at 2,000 tokens", 0.95, skill("lookup", 2000), share=0.5),
+    Row("look-up at 6,000 tokens", 0.80, skill("lookup", 6000), share=0.3),
+    Row("tool calls, unseen tools", 0.90, skill("tools")),
+    Row("valid, correct JSON", 0.95, skill("json")),
+    Row("copying", None, skill("copy")),
+    Row("sorting", None, skill("sort")),
+    Row("counting", None, skill("count")),
+    Row("reversing", None, skill("reverse")),
+    Row("facts", None, skill("facts")),
+    Row("several turns", None, skill("chat")),
+    Row("stories", None, skill("story"), share=0.3, max_tokens=500),
+]
+
+
+def measure(engine: Engine, row: Row, count: int, seed: int) -> tuple[int, int, int]:
+    """(right, obedient to the chat format, tried)"""
+    rng = Random(f"{row.name}/{seed}")
+    problems = [row.make(rng) for _ in range(max(1, int(count * row.share)))]
+    right = obedient = 0
+    for asked, answer in zip(problems, answers(engine, problems, row.max_tokens), strict=True):
+        right += asked.check(answer)
+        thinks = asked.conversation.thinking is not Thinking.OFF
+        obedient += answer.finished and bool(answer.reasoning) == thinks
+    return right, obedient, len(problems)
+
+
+def story_prompts(count: int, seed: int) -> Iterator[Problem]:
+    rng = Random(f"draft/{seed}")
+    for _ in range(count):
+        yield problem("story", rng, thinking=Thinking.OFF)
+
+
+def draft_acceptance(engine: Engine, count: int, seed: int) -> tuple[int, int]:
+    """Of the draft block's first guesses during greedy stories, how many the trunk agrees with: (agreed, made)."""
+    agreed = made = 0
+    for asked in story_prompts(count, seed):
+        session = engine.session()
+        guess: int | None = None
+        prompt = render(asked.conversation).ids(engine.tokenizer)
+        for step in engine.generate(prompt, 200, Sampling(temperature=0), session=session):
+            if guess is not None:
+                made += 1
+                agreed += guess == step.token
+            guess = int(engine.mtp_logits(session, step.token).argmax())
+    return agreed, made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pocket.eval")
+    parser.add_argument("--model", type=Path, default=None, help="the shipped file if not given")
+    parser.add_argument("--count", type=int, default=100, help="problems per skill")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", help="only rows whose name contains this")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    engine = Engine(options.model or pocket_path())
+    table = Table("skill", "right", "bar", "problems", "seconds", title=f"seed {options.seed}")
+    results: dict[str, float] = {}
+    obedient = tried = 0
+    for row in ROWS:
+        if options.only and options.only not in row.name:
+            continue
+        begin = time.perf_counter()
+        right, kept, count = measure(engine, row, options.count, options.seed)
+        obedient, tried = obedient + kept, tried + count
+        results[row.name] = right / count
+        bar = "" if row.bar is None else f"{row.bar:.0%}"
+        table.add_row(row.name, f"{right / count:.1%}", bar, str(count), f"{time.perf_counter() - begin:.0f}")
+    if tried:
+        results["chat format kept"] = obedient / tried
+        table.add_row("chat format kept (thinking on/off)", f"{obedient / tried:.1%}", "100%", str(tried), "")
+    if not options.only or options.only in "first draft accepted":
+        agreed, made = draft_acceptance(engine, max(1, options.count // 10), options.seed)
+        results["first draft accepted"] = agreed / made
+        table.add_row("first draft accepted, stories", f"{agreed / made:.1%}", "60%", str(made), "")
+    if options.json:
+        print(json.dumps(results))
+    else:
+        Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

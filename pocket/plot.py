@@ -1,0 +1,111 @@
+"""Two pictures of a training run, as SVG.
+
+python -m pocket.plot curves build/pocket/log.jsonl pocket/curves.svg
+python -m pocket.plot experts pocket/experts.json pocket/experts.svg
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+COLOURS = ("#3b6ea5", "#b9772b", "#5a8f4e", "#8a4f8f")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 860, 360, 60, 30, 50
+
+
+def page(width: int, height: int, body: Sequence[str]) -> str:
+    box = f'viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="system-ui, sans-serif"'
+    return "\n".join(
+        [
+            f'{head} font-size="12">',
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def text(x: float, y: float, content: str, anchor: str = "middle", extra: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#1d2733" {extra}>{content}</text>'
+
+
+def curves(entries: list[dict[str, Any]]) -> str:
+    """Losses over steps, phases shaded."""
+    series = {
+        "assistant's tokens": "assistant",
+        "indexer (KL)": "index",
+        "draft block": "draft",
+    }
+    last = entries[-1]["step"]
+    high = max(e.get(key, 0.0) for e in entries for key in series.values() if e["step"] > 100)
+    inner, tall = WIDTH - LEFT - 20, HEIGHT - TOP - BOTTOM
+
+    def place(step: int, value: float) -> str:
+        return f"{LEFT + inner * step / last:.1f},{TOP + tall * (1 - min(value, high) / high):.1f}"
+
+    body = []
+    names = list(dict.fromkeys(entry["phase"] for entry in entries))
+    for number, name in enumerate(names):
+        steps = [entry["step"] for entry in entries if entry["phase"] == name]
+        first = 0 if number == 0 else min(steps) - 50
+        x0, x1 = (LEFT + inner * s / last for s in (first, max(steps)))
+        shade = ("#f4f7fb", "#eaf1e8")[number % 2]
+        place_and_size = f'x="{x0:.1f}" y="{TOP}" width="{x1 - x0:.1f}" height="{tall}"'
+        body.append(f'<rect {place_and_size} fill="{shade}"/>')
+        body.append(text((x0 + x1) / 2, TOP - 10, name))
+    for tick in range(5):
+        value = high * tick / 4
+        y = TOP + tall * (1 - tick / 4)
+        body.append(f'<path d="M{LEFT} {y:.1f} H{LEFT + inner}" stroke="#ddd"/>')
+        body.append(text(LEFT - 8, y + 4, f"{value:.2f}", "end"))
+    for number, (label, key) in enumerate(series.items()):
+        points = " ".join(place(e["step"], e[key]) for e in entries if key in e)
+        body.append(
+            f'<polyline points="{points}" fill="none" stroke="{COLOURS[number]}" stroke-width="1.6"/>'
+        )
+        body.append(
+            text(LEFT + 120 + 220 * number, HEIGHT - 10, label, extra=f'style="fill:{COLOURS[number]}"')
+        )
+    body.append(text(LEFT + inner, HEIGHT - 32, f"{last:,} steps", "end"))
+    return page(WIDTH, HEIGHT, body)
+
+
+def experts(use: dict[str, list[list[float]]]) -> str:
+    """For each skill, how often each expert (column) of each layer (row) was chosen; even use is mid-blue."""
+    cell, gap = 9, 26
+    skills = list(use)
+    layers, count = len(use[skills[0]]), len(use[skills[0]][0])
+    across = 4
+    block_w, block_h = count * cell + gap, layers * cell + 40
+    body = []
+    for number, skill in enumerate(skills):
+        x0, y0 = 20 + (number % across) * block_w, 30 + (number // across) * block_h
+        body.append(text(x0, y0 - 6, skill, "start"))
+        for layer, row in enumerate(use[skill]):
+            for expert, share in enumerate(row):
+                shade = min(1.0, share * count / 3)  # three times an even share is the darkest
+                body.append(
+                    f'<rect x="{x0 + expert * cell}" y="{y0 + layer * cell}" width="{cell - 1}" height="{cell - 1}" '
+                    f'fill="#1f4e86" fill-opacity="{0.05 + 0.95 * shade:.2f}"/>'
+                )
+    rows = -(-len(skills) // across)
+    return page(20 + across * block_w, 30 + rows * block_h, body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pocket.plot")
+    parser.add_argument("what", choices=("curves", "experts"))
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    if options.what == "curves":
+        entries = [json.loads(line) for line in options.source.read_text().splitlines()]
+        options.out.write_text(curves(entries))
+    else:
+        options.out.write_text(experts(json.loads(options.source.read_text())))
+
+
+if __name__ == "__main__":
+    main()

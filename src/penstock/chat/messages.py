@@ -1,0 +1,73 @@
+"""What a conversation is made of, before it becomes text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    REMINDER = "latest_reminder"
+
+
+class Thinking(StrEnum):
+    """Whether and how hard the model reasons before it answers."""
+
+    OFF = "off"
+    LOW = "low"
+    HIGH = "high"
+    MAX = "max"
+
+
+class Encoding(StrEnum):
+    """Which release's prompt format: they differ in what reasoning efforts mean."""
+
+    APRIL = "april"
+    V0731 = "0731"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant made.  `arguments` is JSON text.  `raw` is the exact sampled text of the whole
+    block it came from, line feeds before it included, if known: replayed as it was, markers as markers, so that
+    the next prompt has the same tokens.  It must come from the model, never from a client."""
+
+    id: str
+    name: str
+    arguments: str
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn.  `reasoning` and `tool_calls` belong to assistants, `tool_call_id` to tool results.
+
+    `sampled`: the ids of a whole assistant turn as the model chose them, without the EOS.  Text alone cannot say
+    which of several spellings in tokens it was; with them the next prompt repeats exactly what a session holds.
+    They are used while the turn is rendered the way it was generated (with its reasoning, or without any).
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    sampled: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, the tools on offer (JSON-schema function objects), and how the next turn is to be generated.
+    `json_only` asks for any JSON object; `response_schema` for one of a certain form."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    thinking: Thinking = Thinking.OFF
+    encoding: Encoding = Encoding.APRIL
+    response_schema: Mapping[str, Any] | None = None
+    json_only: bool = False

@@ -1,0 +1,149 @@
+"""A conversation becomes a prompt, as DeepSeek's own encoder writes it.
+
+    BOS [effort] [system] <｜User｜>question <｜Assistant｜>[<think>reasoning]</think>answer[calls] EOS
+                          <｜User｜>question <｜Assistant｜><think>
+
+(written in two lines here; nothing stands between turns besides the markers)
+"""
+
+from collections.abc import Iterator, Sequence
+
+from penstock.chat.effort import effort_prefix
+from penstock.chat.markers import ASSISTANT, BOS, END_THINK, EOS, REMINDER, THINK, USER
+from penstock.chat.messages import Conversation, Message, Role, Thinking
+from penstock.chat.pieces import Piece, Prompt
+from penstock.chat.tool_text import call_blocks, forced_call_prefix, to_json, tools_block
+from penstock.errors import OptionError
+
+__all__ = ["Piece", "Prompt", "forced_call_prefix", "render"]
+
+_RESPONSE_SCHEMA = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+_JSON_ONLY = (
+    "\n\nYou are a helpful assistant designed to output JSON.\n"
+    "## Response Format:\n\nReply with JSON object ONLY."
+)
+_USER_ROLES = (Role.USER, Role.DEVELOPER, Role.TOOL)
+
+Numbered = tuple[int, Message]
+
+
+def render(
+    conversation: Conversation,
+    *,
+    generate: bool = True,
+    continue_final: bool = False,
+    force_call: bool = False,
+) -> Prompt:
+    """The prompt of a conversation.
+
+    generate        end with the marker that makes the model speak, whatever the last message is
+    continue_final  leave the last message, an assistant's, open for the model to go on with; one without an answer
+                    is continued in its reasoning, and an empty one is the same as none
+    force_call      end with the beginning of a tool call (`forced_call_prefix`); the model gets no room to reason
+    """
+    last = conversation.messages[-1] if conversation.messages else None
+    if continue_final and (last is None or last.role is not Role.ASSISTANT):
+        raise OptionError("only a conversation whose last message is the assistant's can be continued")
+    if force_call and continue_final:
+        raise OptionError("a call cannot be forced while an answer is continued")
+    pieces = [Piece(BOS, special=True)]
+    if conversation.thinking is not Thinking.OFF:
+        pieces.append(Piece(effort_prefix(conversation.encoding, conversation.thinking)))
+    pieces += _system(conversation)
+    pieces += _turns(conversation, continue_final)
+    if generate and not continue_final:
+        thinks = conversation.thinking is not Thinking.OFF and not force_call
+        pieces += [Piece(ASSISTANT, special=True), Piece(THINK if thinks else END_THINK, special=True)]
+        pieces += forced_call_prefix() if force_call else ()
+    return Prompt(tuple(piece for piece in pieces if piece.text or piece.ids))
+
+
+def _system(conversation: Conversation) -> Iterator[Piece]:
+    """All system messages, wherever they stand, then the tools and the form of the answer."""
+    messages = [(i, m) for i, m in enumerate(conversation.messages) if m.role is Role.SYSTEM]
+    for place, (index, message) in enumerate(messages):
+        if place:
+            yield Piece("\n\n")
+        yield Piece(message.content, message=index)
+    if conversation.tools:
+        yield Piece("\n\n")  # also without system text: DeepSeek's encoder appends to an empty one
+        yield from tools_block(conversation.tools)
+    if conversation.response_schema is not None:
+        yield Piece(_RESPONSE_SCHEMA + to_json(conversation.response_schema))
+    elif conversation.json_only:
+        yield Piece(_JSON_ONLY)
+
+
+def _turns(conversation: Conversation, continue_final: bool) -> Iterator[Piece]:
+    messages = conversation.messages
+    thinking = conversation.thinking is not Thinking.OFF
+    last_user = max((i for i, m in enumerate(messages) if m.role in _USER_ROLES), default=-1)
+    turns = _grouped(messages)
+    calls: list[str] = []  # ids of the calls that the next results answer
+    for number, turn in enumerate(turns):
+        index, message = turn[0]
+        # With tools the model is used to seeing all it thought; without, only what follows the last question.
+        keeps_all = bool(conversation.tools)
+        if message.role is Role.ASSISTANT:
+            is_open = continue_final and number == len(turns) - 1
+            yield from _assistant(message, index, thinking and (keeps_all or index > last_user), is_open)
+            calls += [call.id for call in message.tool_calls]
+        elif message.role is Role.REMINDER:
+            yield Piece(REMINDER, special=True, message=index)
+            yield Piece(message.content, message=index)
+        else:
+            if thinking and not keeps_all and turn[-1][0] < last_user:
+                turn = [(i, m) for i, m in turn if m.role is not Role.DEVELOPER]
+            yield from _user(turn, calls)
+            calls = []
+
+
+def _grouped(messages: Sequence[Message]) -> list[list[Numbered]]:
+    """Messages as turns: neighbouring user messages and tool results are one, every other message is its own."""
+    turns: list[list[Numbered]] = []
+    for index, message in enumerate(messages):
+        if message.role is Role.SYSTEM:
+            continue
+        if turns and message.role in _USER_ROLES and turns[-1][-1][1].role in _USER_ROLES:
+            turns[-1].append((index, message))
+        else:
+            turns.append([(index, message)])
+    return turns
+
+
+def _user(turn: Sequence[Numbered], calls: Sequence[str]) -> Iterator[Piece]:
+    """One user turn.  Results trade places so that they come in the order of the calls; texts stay where they are."""
+    results = [(index, message) for index, message in turn if message.role is Role.TOOL]
+    order = {call: place for place, call in reversed(list(enumerate(calls)))}
+    results.sort(key=lambda numbered: order.get(numbered[1].tool_call_id or "", 0))
+    in_order = iter(results)
+    for place, (index, message) in enumerate(turn):
+        yield Piece("\n\n") if place else Piece(USER, special=True, message=index)
+        if message.role is Role.TOOL:
+            index, message = next(in_order)
+            yield Piece(f"<tool_result>{message.content}</tool_result>", message=index)
+        else:
+            yield Piece(message.content, message=index)
+
+
+def _assistant(message: Message, index: int, keeps_reasoning: bool, is_open: bool) -> Iterator[Piece]:
+    yield Piece(ASSISTANT, special=True, message=index)
+    yield Piece(THINK if keeps_reasoning else END_THINK, special=True, message=index)
+    body = list(_answer(message, index, keeps_reasoning, is_open))
+    as_generated = keeps_reasoning == (message.reasoning is not None)
+    if message.sampled is not None and as_generated and not is_open:
+        yield Piece("".join(piece.text for piece in body), message=index, ids=message.sampled)
+    else:
+        yield from body
+    if not is_open:
+        yield Piece(EOS, special=True, message=index)
+
+
+def _answer(message: Message, index: int, keeps_reasoning: bool, is_open: bool) -> Iterator[Piece]:
+    still_reasoning = is_open and not message.content and not message.tool_calls
+    if keeps_reasoning:
+        yield Piece(message.reasoning or "", message=index)
+        if not still_reasoning:
+            yield Piece(END_THINK, special=True, message=index)
+    yield Piece(message.content, message=index)
+    yield from call_blocks(message.tool_calls, index)

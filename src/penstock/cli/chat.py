@@ -1,0 +1,244 @@
+"""`penstock chat`: a conversation in the terminal."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from penstock.chat.events import Event, ReasoningDelta, TextDelta
+from penstock.chat.lines import keep_history, more_typed, read_message, start_editing
+from penstock.chat.messages import Conversation, Encoding, Role, Thinking
+from penstock.chat.talk import Talk
+from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
+from penstock.errors import OptionError, PenstockError
+
+HELP = """\
+/think on|off|low|high|max   reason before answering
+/system [TEXT]               show or replace the system text; /system - removes it
+/reset                       begin anew, with the same system text
+/save FILE, /load FILE       this conversation, with what the model remembers of it
+/quit                        leave (or Ctrl-D, or Ctrl-C twice)
+A line that ends in \\ goes on in the next; \"\"\" opens and closes a longer text.  Ctrl-C stops an answer."""
+
+
+def chat_command(
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System text placed before the conversation.")] = "",
+    think: Annotated[str, typer.Option(help="Reason before answering: off, on, low, high or max.")] = "off",
+    encoding: Annotated[
+        Encoding, typer.Option(help="Which release's prompt format; they differ in what efforts mean.")
+    ] = Encoding.APRIL,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens in an answer.")] = 4096,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Divide logits of tokens already there.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Subtract from tokens already generated.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, once per occurrence.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the choice of tokens repeatable.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")] = "f16",
+    context: Annotated[int | None, typer.Option(help="Most tokens in the context.")] = None,
+) -> None:
+    """Talk with a model.
+
+    Example: penstock chat -m model.gguf --think on
+    """
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+    )
+    conversation = Conversation((), thinking=parse_thinking(think), encoding=encoding)
+    if model is None:
+        from penstock.cli.options import default_model
+
+        model = default_model()
+    engine = Engine(model, threads=threads, kv_dtype=kv_dtype, context=context)
+    talk = Talk(engine, conversation)
+    talk.set_system(system)
+    Repl(talk, sampling, max_tokens, Console(highlight=False, soft_wrap=True)).run()
+
+
+def parse_thinking(word: str) -> Thinking:
+    """ "on" is the effort that adds nothing to the prompt in any release."""
+    try:
+        return Thinking.LOW if word == "on" else Thinking(word)
+    except ValueError:
+        raise OptionError(f"think is {word!r}, expected off, on, low, high or max") from None
+
+
+class Repl:
+    """Reads, answers, and repeats until the person leaves."""
+
+    def __init__(self, talk: Talk, sampling: Sampling, max_tokens: int, console: Console):
+        self.talk = talk
+        self.sampling = sampling
+        self.max_tokens = max_tokens
+        self.console = console
+        self._commands = {
+            "/help": self._help,
+            "/think": self._think,
+            "/system": self._system,
+            "/reset": self._reset,
+            "/save": self._save,
+            "/load": self._load,
+        }
+
+    def run(self) -> None:
+        is_terminal = sys.stdin.isatty()
+        if is_terminal:
+            start_editing()
+            self.note(f"{self.talk.engine.checkpoint.path.name}; /help for help, Ctrl-D to leave")
+        try:
+            for message in self._messages("> " if is_terminal else ""):
+                self.handle(message)
+        except KeyboardInterrupt:  # the second one during an answer
+            self.console.print()
+        finally:
+            if is_terminal:
+                keep_history()
+
+    def _messages(self, prompt: str) -> Iterator[str]:
+        """What the person says, until they leave."""
+        interrupts = 0
+        while interrupts < 2:
+            try:
+                message = read_message(input, more_typed, prompt)
+                if message.strip() in ("/quit", "/exit"):
+                    return
+            except EOFError:
+                self.console.print()
+                return
+            except KeyboardInterrupt:
+                interrupts += 1
+                self.note("\n(Ctrl-C again or Ctrl-D to leave)" if interrupts < 2 else "")
+            else:
+                interrupts = 0
+                yield message
+
+    def handle(self, message: str) -> None:
+        """One message or command.  What goes wrong is said, and the conversation goes on."""
+        try:
+            word, _, rest = message.partition(" ")
+            if word in self._commands:
+                self._commands[word](rest.strip())
+            elif word.startswith("/") and word[1:].isalpha() and "\n" not in message:
+                raise OptionError(f"there is no {word}; /help lists the commands")
+            elif message.strip():
+                self._answer(message)
+        except PenstockError as error:
+            self.note(str(error), "red")
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Something that the program says, not the model."""
+        self.console.print(Text(text, style))
+
+    # ── answering ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _answer(self, message: str) -> None:
+        with _interruptible() as interrupt:
+            events = self.talk.say(message, self.max_tokens, self.sampling, stopped=lambda: bool(interrupt))
+            self._show(events)
+        if interrupt:
+            begun = self.talk.finish_reason is not None
+            self.note("(stopped)" if begun else "(stopped before the answer began; the message is forgotten)")
+        elif self.talk.finish_reason == "length":
+            self.note("(cut off: --max-tokens or the context is used up)")
+
+    def _show(self, events: Iterator[Event]) -> None:
+        with self.console.status("reading …"):  # shown only on a terminal
+            first = next(events, None)
+        reasoned = False
+        for event in chain([first], events):
+            match event:
+                case ReasoningDelta(text):
+                    self._write(text, "dim")
+                    reasoned = True
+                case TextDelta(text):
+                    if reasoned:
+                        self._write("\n\n")
+                        reasoned = False
+                    self._write(text)
+                case _:
+                    pass
+        self.console.print()
+
+    def _write(self, text: str, style: str = "") -> None:
+        self.console.print(Text(printable(text), style), end="")
+        self.console.file.flush()
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _help(self, _: str) -> None:
+        self.note(HELP, "")
+
+    def _think(self, word: str) -> None:
+        self.talk.set_thinking(parse_thinking(word or "on"))
+        self.note(f"thinking: {self.talk.conversation.thinking}")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self.talk.set_system("" if text == "-" else text)
+        messages = self.talk.conversation.messages
+        shown = "\n\n".join(message.content for message in messages if message.role is Role.SYSTEM)
+        self.note(printable(shown) or "(no system text)")
+
+    def _reset(self, _: str) -> None:
+        self.talk.reset()
+        self.note("(a new conversation)")
+
+    def _save(self, name: str) -> None:
+        self.talk.save(_path("/save", name))
+        self.note(f"saved: {name}")
+
+    def _load(self, name: str) -> None:
+        trouble = self.talk.load(_path("/load", name))
+        self.note(f"{len(self.talk.conversation.messages)} messages loaded")
+        if trouble:
+            self.note(f"they will be read again: {trouble}")
+
+
+def _path(command: str, name: str) -> Path:
+    if not name:
+        raise OptionError(f"{command} needs the name of a file")
+    return Path(name).expanduser()
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer the terminal: control characters other than line feeds and tabs are replaced."""
+    return "".join(c if (c >= " " and not "\x7f" <= c <= "\x9f") or c in "\n\t" else "\ufffd" for c in text)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """While an answer is made, the first Ctrl-C is noted in the list and the second raises KeyboardInterrupt."""
+    noted: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
