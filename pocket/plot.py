@@ -1,17 +1,20 @@
 """Two pictures of a training run, as SVG.
 
-python -m pocket.plot curves build/pocket/log.jsonl pocket/curves.svg
-python -m pocket.plot experts pocket/experts.json pocket/experts.svg
+python -m pocket.plot curves build/pocket/log.jsonl curves.svg
+python -m pocket.plot experts build/pocket/experts.json experts.svg
 """
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 COLOURS = ("#3b6ea5", "#b9772b", "#5a8f4e", "#8a4f8f")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 860, 360, 60, 30, 50
+LOWEST, HIGHEST = 0.05, 8.0
+TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8)
 
 
 def page(width: int, height: int, body: Sequence[str]) -> str:
@@ -39,11 +42,15 @@ def curves(entries: list[dict[str, Any]]) -> str:
         "draft block": "draft",
     }
     last = entries[-1]["step"]
-    high = max(e.get(key, 0.0) for e in entries for key in series.values() if e["step"] > 100)
     inner, tall = WIDTH - LEFT - 20, HEIGHT - TOP - BOTTOM
 
+    def height(value: float) -> float:
+        """Losses span two decades, so the scale is logarithmic."""
+        low, high = math.log(LOWEST), math.log(HIGHEST)
+        return TOP + tall * (high - math.log(min(max(value, LOWEST), HIGHEST))) / (high - low)
+
     def place(step: int, value: float) -> str:
-        return f"{LEFT + inner * step / last:.1f},{TOP + tall * (1 - min(value, high) / high):.1f}"
+        return f"{LEFT + inner * step / last:.1f},{height(value):.1f}"
 
     body = []
     names = list(dict.fromkeys(entry["phase"] for entry in entries))
@@ -55,11 +62,9 @@ def curves(entries: list[dict[str, Any]]) -> str:
         place_and_size = f'x="{x0:.1f}" y="{TOP}" width="{x1 - x0:.1f}" height="{tall}"'
         body.append(f'<rect {place_and_size} fill="{shade}"/>')
         body.append(text((x0 + x1) / 2, TOP - 10, name))
-    for tick in range(5):
-        value = high * tick / 4
-        y = TOP + tall * (1 - tick / 4)
-        body.append(f'<path d="M{LEFT} {y:.1f} H{LEFT + inner}" stroke="#ddd"/>')
-        body.append(text(LEFT - 8, y + 4, f"{value:.2f}", "end"))
+    for tick in TICKS:
+        body.append(f'<path d="M{LEFT} {height(tick):.1f} H{LEFT + inner}" stroke="#ddd"/>')
+        body.append(text(LEFT - 8, height(tick) + 4, f"{tick:g}", "end"))
     for number, (label, key) in enumerate(series.items()):
         points = " ".join(place(e["step"], e[key]) for e in entries if key in e)
         body.append(
