@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from penstock.chat.prompt import single_turn
+from penstock.cli.options import default_model
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
@@ -19,8 +20,8 @@ from penstock.errors import OptionError, TokenError
 def run_command(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; '-' reads standard input.")],
     model: Annotated[
-        Path, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
-    ],
+        Path | None, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Feed the prompt as it is, without the chat format.")
     ] = False,
@@ -69,7 +70,7 @@ def run_command(
     text = sys.stdin.read() if prompt == "-" else prompt
     begin = time.perf_counter()
     engine = Engine(
-        model,
+        model or default_model(),
         threads=threads,
         kv_dtype=kv_dtype,
         context=context,
