@@ -85,7 +85,7 @@ class Packed(IterableDataset[tuple[torch.Tensor, ...]]):
         tokens = long_tokens = 1
         while True:
             if long_tokens < self.long_share * tokens:
-                target = int(np.exp(rng.uniform(np.log(300), np.log(self.length - 200))))
+                target = int(np.exp(rng.uniform(np.log(120), np.log(self.length - 200))))
                 document = encode(sample("lookup", rng, length=target), tokenizer)
                 long_tokens += len(document.ids)
             else:

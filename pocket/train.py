@@ -46,13 +46,13 @@ class Phase:
     draft: bool = False  # trains the draft block, and only that
 
 
-STEPS = (2350, 430, 480, 560)
+STEPS = (3600, 500, 500, 560)
 
 
 def phases(steps: Sequence[int]) -> list[Phase]:
     short, long, sparse, draft = steps
     return [
-        Phase("short", short, 2048, 0.25),
+        Phase("short", short, 2048, 0.35),
         Phase("long", long, 8192, 0.5),
         Phase("sparse", sparse, 8192, 0.4, sparse=True),
         Phase("draft", draft, 2048, 0.15, sparse=True, draft=True),
