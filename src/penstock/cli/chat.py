@@ -17,6 +17,7 @@ from penstock.chat.events import Event, ReasoningDelta, TextDelta
 from penstock.chat.lines import keep_history, more_typed, read_message, start_editing
 from penstock.chat.messages import Conversation, Encoding, Role, Thinking
 from penstock.chat.talk import Talk
+from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, PenstockError
@@ -31,26 +32,24 @@ A line that ends in \\ goes on in the next; \"\"\" opens and closes a longer tex
 
 
 def chat_command(
-    model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
-    ] = None,
+    model: options.Model = None,
     system: Annotated[str, typer.Option(help="System text placed before the conversation.")] = "",
     think: Annotated[str, typer.Option(help="Reason before answering: off, on, low, high or max.")] = "off",
     encoding: Annotated[
         Encoding, typer.Option(help="Which release's prompt format; they differ in what efforts mean.")
     ] = Encoding.APRIL,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens in an answer.")] = 4096,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Divide logits of tokens already there.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Subtract from tokens already generated.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same, once per occurrence.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Makes the choice of tokens repeatable.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")] = "f16",
-    context: Annotated[int | None, typer.Option(help="Most tokens in the context.")] = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = None,
+    threads: options.Threads = None,
+    kv_dtype: options.KvDtype = "f16",
+    context: options.Context = None,
 ) -> None:
     """Talk with a model.
 
@@ -67,11 +66,7 @@ def chat_command(
         seed=seed,
     )
     conversation = Conversation((), thinking=parse_thinking(think), encoding=encoding)
-    if model is None:
-        from penstock.cli.options import default_model
-
-        model = default_model()
-    engine = Engine(model, threads=threads, kv_dtype=kv_dtype, context=context)
+    engine = Engine(model or options.default_model(), threads=threads, kv_dtype=kv_dtype, context=context)
     talk = Talk(engine, conversation)
     talk.set_system(system)
     Repl(talk, sampling, max_tokens, Console(highlight=False, soft_wrap=True)).run()

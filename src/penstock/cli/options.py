@@ -1,8 +1,29 @@
-"""What commands share."""
+"""Flags that several commands share, each said once, and the model that is used when none is named."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from penstock.pocket import pocket_path
+
+Model = Annotated[
+    Path | None, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divide logits of tokens already there.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtract from tokens already generated.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="The same, once per occurrence.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the choice of tokens repeatable.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")]
+KvDtype = Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")]
+Context = Annotated[int | None, typer.Option(help="Most tokens in the context.")]
+SimulateLowPrecision = Annotated[
+    bool, typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4).")
+]
 
 
 def default_model() -> Path:

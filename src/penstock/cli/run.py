@@ -3,14 +3,13 @@
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from penstock.chat.prompt import single_turn
-from penstock.cli.options import default_model
+from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
@@ -19,34 +18,29 @@ from penstock.errors import OptionError, TokenError
 
 def run_command(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; '-' reads standard input.")],
-    model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
-    ] = None,
+    model: options.Model = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Feed the prompt as it is, without the chat format.")
     ] = False,
     system: Annotated[str, typer.Option(help="System text placed before the prompt.")] = "",
     think: Annotated[bool, typer.Option("--think", help="Let the model reason before it answers.")] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Divide logits of tokens already there.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Subtract from tokens already generated.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same, once per occurrence.")] = 0.0,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, may be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes the choice of tokens repeatable.")] = None,
+    seed: options.Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
     top_logprobs: Annotated[int, typer.Option(help="With --json: alternatives per token.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")] = "f16",
-    context: Annotated[int | None, typer.Option(help="Most tokens in the context.")] = None,
-    simulate_low_precision: Annotated[
-        bool,
-        typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4)."),
-    ] = False,
+    threads: options.Threads = None,
+    kv_dtype: options.KvDtype = "f16",
+    context: options.Context = None,
+    simulate_low_precision: options.SimulateLowPrecision = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:
     """Generate text from a prompt.
@@ -70,7 +64,7 @@ def run_command(
     text = sys.stdin.read() if prompt == "-" else prompt
     begin = time.perf_counter()
     engine = Engine(
-        model or default_model(),
+        model or options.default_model(),
         threads=threads,
         kv_dtype=kv_dtype,
         context=context,
