@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocket.basics import Norm, frequencies, linear, rms, rotate
-from pocket.config import ALIGN, Batch, PocketConfig
+from pocket.config import Batch, PocketConfig
+from pocket.fused import FUSED
 
 
 class Compressor(nn.Module):
@@ -94,45 +95,21 @@ class Attention(nn.Module):
         q = (rotate(q, batch.position, speed) * c.head_dim**-0.5).to(compute)  # [rows, length, heads, dim]
         kv = rotate(self.kv_norm(self.wkv(x)), batch.position, speed).to(compute)
 
-        blocks = length // ALIGN
-        own = kv.unflatten(1, (blocks, ALIGN))
-        near = torch.cat((F.pad(own, (0, 0, 0, 0, 1, 0))[:, :-1], own), dim=2)  # [rows, blocks, 256, dim]
-        documents = batch.document.unflatten(1, (blocks, ALIGN))
-        near_documents = torch.cat((F.pad(documents, (0, 0, 1, 0), value=-1)[:, :-1], documents), dim=2)
-        qb = q.unflatten(1, (blocks, ALIGN)).transpose(2, 3)  # [rows, blocks, heads, 128, dim]
-        key, query = torch.arange(2 * ALIGN, device=x.device), torch.arange(ALIGN, device=x.device)[:, None]
-        band = (key > query + ALIGN - c.window) & (key <= query + ALIGN)
-        seen = band & (documents[..., :, None] == near_documents[..., None, :])  # [rows, blocks, 128, 256]
-        local = (qb @ near.unsqueeze(2).transpose(-1, -2)).float()
-        local = local.masked_fill(~seen.unsqueeze(2), -1e30)
-        local = local.transpose(2, 3).flatten(1, 2)  # [rows, length, heads, 256]
-        sink = self.attn_sink.view(1, 1, -1, 1).expand(rows, length, -1, 1)
-
         loss = x.new_zeros(())
-        if not self.ratio:
-            weights = torch.softmax(torch.cat((local, sink), dim=-1), dim=-1)
-            far_out = None
-        else:
+        far_rows = visible = None
+        if self.ratio:
             far_rows = self.compressor(x, batch, speed).to(compute)  # [rows, windows, dim]
             visible = self._visible(batch)  # [rows, length, windows]
-            far = (q.flatten(1, 2) @ far_rows.transpose(1, 2)).float().unflatten(1, (length, c.heads))
-            if self.ratio == 4 and (teach or sparse):
-                scores = self.indexer(x, qr, batch, speed).masked_fill(~visible, -1e30)
-                if sparse and scores.shape[-1] > c.index_topk:
-                    kept = torch.zeros_like(visible).scatter_(
-                        -1, scores.topk(c.index_topk, dim=-1).indices, True
-                    )
-                    visible = visible & kept
-                loss = self._index_loss(far.detach(), scores, visible, batch)
-            far = far.masked_fill(~visible.unsqueeze(2), -1e30)
-            weights = torch.softmax(torch.cat((local, sink, far), dim=-1), dim=-1)
-            far_out = (weights[..., 2 * ALIGN + 1 :].to(compute).flatten(1, 2) @ far_rows).unflatten(
-                1, (length, c.heads)
-            )
-        near_weights = weights[..., : 2 * ALIGN].to(compute).unflatten(1, (blocks, ALIGN)).transpose(2, 3)
-        out = (near_weights @ near.unsqueeze(2)).transpose(2, 3).flatten(1, 2)  # [rows, length, heads, dim]
-        if far_out is not None:
-            out = out + far_out
+        if self.ratio == 4 and (teach or sparse):
+            assert far_rows is not None
+            assert visible is not None
+            scores = self.indexer(x, qr, batch, speed).masked_fill(~visible, -1e30)
+            if sparse and scores.shape[-1] > c.index_topk:
+                chosen = scores.topk(c.index_topk, dim=-1).indices
+                visible = visible & torch.zeros_like(visible).scatter_(-1, chosen, True)
+            counts = visible.any(-1) & (batch.weight > 0)
+            loss = FUSED.index_loss(q.detach(), far_rows.detach(), scores, visible, counts)
+        out = FUSED.attend(q, kv, batch.document, self.attn_sink, c.window, far_rows, visible)
         out = rotate(out, batch.position, speed, sign=-1.0)
         groups = out.reshape(rows, length, c.o_groups, -1).to(compute)
         w = self.wo_a.weight.to(compute).unflatten(0, (c.o_groups, c.o_rank))
@@ -144,12 +121,3 @@ class Attention(nn.Module):
         documents = batch.document[:, :: self.ratio]
         same = batch.document[:, :, None] == documents[:, None, :]
         return same & (ends[:, None, :] <= batch.position[:, :, None])
-
-    def _index_loss(self, far: Tensor, scores: Tensor, visible: Tensor, batch: Batch) -> Tensor:
-        """KL from what all heads together attend to, among the visible rows, to what the indexer would choose."""
-        logits = far.masked_fill(~visible.unsqueeze(2), -1e30)
-        target = torch.softmax(logits, dim=-1).mean(2)
-        learned = torch.log_softmax(scores.masked_fill(~visible, -1e30), dim=-1)
-        counts = visible.any(-1) & (batch.weight > 0)
-        kl = (target * (target.clamp(min=1e-9).log() - learned)).masked_fill(~visible, 0.0).sum(-1)
-        return (kl * counts).sum() / counts.sum().clamp(min=1)

@@ -1,6 +1,7 @@
-"""The chains of small operations that are worth compiling: mixing of streams, and the experts' two products.
+"""The chains of operations that are worth compiling: mixing of streams, the experts' two products, attention.
 
-They see flat tokens, so one compilation serves every layer and every row length.
+The first two see flat tokens, so one compilation serves every layer and every row length; attention is compiled
+once for each ratio and length.
 """
 
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pocket.basics import rms
+from pocket.config import ALIGN
 
 
 def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, limit: float) -> Tensor:
@@ -43,16 +45,63 @@ def expand_streams(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Te
     return post.unsqueeze(-1) * y.float().unsqueeze(1) + carried
 
 
+def attend(
+    q: Tensor,
+    kv: Tensor,
+    document: Tensor,
+    sinks: Tensor,
+    window: int,
+    far_rows: Tensor | None,
+    visible: Tensor | None,
+) -> Tensor:
+    """One softmax over window, sink and compressed rows.  q [rows, length, heads, dim], scaled; kv [rows, length,
+    dim]; document [rows, length]; far_rows [rows, windows, dim]; visible [rows, length, windows] → like q"""
+    rows, length, heads, _ = q.shape
+    blocks = length // ALIGN
+    own = kv.unflatten(1, (blocks, ALIGN))
+    near = torch.cat((F.pad(own, (0, 0, 0, 0, 1, 0))[:, :-1], own), dim=2)  # [rows, blocks, 256, dim]
+    documents = document.unflatten(1, (blocks, ALIGN))
+    near_documents = torch.cat((F.pad(documents, (0, 0, 1, 0), value=-1)[:, :-1], documents), dim=2)
+    key, query = torch.arange(2 * ALIGN, device=q.device), torch.arange(ALIGN, device=q.device)[:, None]
+    band = (key > query + ALIGN - window) & (key <= query + ALIGN)
+    seen = band & (documents[..., :, None] == near_documents[..., None, :])  # [rows, blocks, 128, 256]
+    block_q = q.unflatten(1, (blocks, ALIGN)).transpose(2, 3)  # [rows, blocks, heads, 128, dim]
+    local = (block_q @ near.unsqueeze(2).transpose(-1, -2)).float().masked_fill(~seen.unsqueeze(2), -1e30)
+    logits = [local.transpose(2, 3).flatten(1, 2), sinks.view(1, 1, -1, 1).expand(rows, length, -1, 1)]
+    if far_rows is not None and visible is not None:
+        far = (q.flatten(1, 2) @ far_rows.transpose(1, 2)).float().unflatten(1, (length, heads))
+        logits.append(far.masked_fill(~visible.unsqueeze(2), -1e30))
+    weights = torch.softmax(torch.cat(logits, dim=-1), dim=-1).to(q.dtype)  # [rows, length, heads, keys]
+    near_weights = weights[..., : 2 * ALIGN].unflatten(1, (blocks, ALIGN)).transpose(2, 3)
+    out: Tensor = (near_weights @ near.unsqueeze(2)).transpose(2, 3).flatten(1, 2)
+    if far_rows is not None:
+        far_weights = weights[..., 2 * ALIGN + 1 :].flatten(1, 2)
+        out = out + (far_weights @ far_rows).unflatten(1, (length, heads))
+    return out
+
+
+def index_loss(q: Tensor, far_rows: Tensor, scores: Tensor, visible: Tensor, counts: Tensor) -> Tensor:
+    """KL from what all heads together attend to, among the visible rows, to what the indexer would choose; the
+    mean over the tokens that count.  scores [rows, length, windows]"""
+    far = (q.flatten(1, 2) @ far_rows.transpose(1, 2)).float().unflatten(1, q.shape[1:3])
+    target = torch.softmax(far.masked_fill(~visible.unsqueeze(2), -1e30), dim=-1).mean(2)
+    learned = torch.log_softmax(scores.masked_fill(~visible, -1e30), dim=-1)
+    kl = (target * (target.clamp(min=1e-9).log() - learned)).masked_fill(~visible, 0.0).sum(-1)
+    return (kl * counts).sum() / counts.sum().clamp(min=1)
+
+
 class Fused:
     """The functions as they are, until `compile` replaces them."""
 
     def __init__(self) -> None:
         self.mix, self.expand, self.experts = mix_streams, expand_streams, run_experts
+        self.attend, self.index_loss = attend, index_loss
 
     def compile(self) -> None:
-        self.mix = torch.compile(mix_streams, dynamic=False)
-        self.expand = torch.compile(expand_streams, dynamic=False)
-        self.experts = torch.compile(run_experts, dynamic=False)
+        """Worth it on a GPU only."""
+        torch._dynamo.config.cache_size_limit = 32
+        for name in ("mix", "expand", "experts", "attend", "index_loss"):
+            setattr(self, name, torch.compile(getattr(self, name), dynamic=False))
 
 
 FUSED = Fused()
