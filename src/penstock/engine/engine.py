@@ -65,7 +65,7 @@ class Engine:
         self.model = DeepSeekV4(
             self.checkpoint,
             cpu,
-            MappedExperts(self.checkpoint, cpu),
+            MappedExperts(self.checkpoint, cpu, simulate_low_precision),
             simulate_low_precision=simulate_low_precision,
         )
         self._layout = StateLayout(
@@ -112,8 +112,9 @@ class Engine:
         for job in jobs:
             if job.session.engine is not self:
                 raise OptionError("a session belongs to another engine")
-            job.session.state.check_room(len(job.ids))
         with self._lock:
+            for job in jobs:
+                job.session.state.check_room(len(job.ids))
             while any(job.left for job in jobs):
                 self._step(jobs, logits)
         return [job.result(logits) for job in jobs]

@@ -23,22 +23,30 @@ class ExpertStore(ABC):
 
 
 class MappedExperts(ExpertStore):
-    """Experts straight from the mapped file; the operating system decides what stays in memory."""
+    """Experts straight from the mapped file; the operating system decides what stays in memory.
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops):
+    `simulate_low_precision` rounds what enters the down projection as DeepSeek's own code does: to FP8 in groups
+    of 128, after the routing weight has been multiplied in.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, simulate_low_precision: bool = False):
         self.checkpoint, self.ops = checkpoint, ops
+        self.simulate_low_precision = simulate_low_precision
 
     def run(self, block: str, x: Tensor, ids: Tensor, weights: Tensor, limit: float) -> Tensor:
         out = torch.zeros_like(x)
         for expert in torch.unique(ids).tolist():  # ascending
             rows, slots = torch.where(ids == expert)
-            y = self._expert(block, expert, x[rows], limit)
-            out.index_add_(0, rows, y * weights[rows, slots].unsqueeze(1))
+            out.index_add_(0, rows, self._expert(block, expert, x[rows], weights[rows, slots, None], limit))
         return out
 
-    def _expert(self, block: str, expert: int, x: Tensor, limit: float) -> Tensor:
+    def _expert(self, block: str, expert: int, x: Tensor, weight: Tensor, limit: float) -> Tensor:
+        """x [rows, hidden], weight [rows, 1] → the expert's weighted output [rows, hidden]"""
         gate, up, down = (
             Weight(self.checkpoint.expert(block, expert, part)) for part in ("gate", "up", "down")
         )
         ops = self.ops
-        return ops.linear(ops.swiglu(ops.linear(x, gate), ops.linear(x, up), limit), down)
+        inner = ops.swiglu(ops.linear(x, gate), ops.linear(x, up), limit)
+        if self.simulate_low_precision:
+            return ops.linear(ops.round_fp8(inner * weight, 128), down)
+        return ops.linear(inner, down) * weight

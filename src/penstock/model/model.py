@@ -80,6 +80,6 @@ class DeepSeekV4:
     def draft_logits(self, state: SequenceState, token: int) -> Tensor:
         """What the MTP block expects after `token`, the token about to follow the sequence → [vocab]"""
         assert self.draft is not None
-        streams, norm = self.draft.forward(state, token, self)
-        x = self.ops.rms_norm(self.draft.hyper_head.collapse(streams), norm, self.config.rms_eps)
+        folded = self.draft.hyper_head.collapse(self.draft.forward(state, token, self))
+        x = self.ops.rms_norm(folded, self.draft.norm, self.config.rms_eps)
         return self.ops.linear(x, self.output)[0]

@@ -66,8 +66,8 @@ class DraftBlock:
             joined = self.join(own[: tokens.numel()], model.ops.embed(tokens, model.embedding))
             self.layer.remember(joined, pairs, [state.layer])
 
-    def forward(self, state: SequenceState, token: int, model: "DeepSeekV4") -> tuple[Tensor, Tensor]:
-        """The block's output streams [1, n, hidden] for the newest pair, and its output norm.  Changes nothing."""
+    def forward(self, state: SequenceState, token: int, model: "DeepSeekV4") -> Tensor:
+        """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing."""
         draft = state.draft
         assert draft is not None
         last = state.position - 1
@@ -75,7 +75,7 @@ class DraftBlock:
         streams = draft.streams.read(last, last + 1).view(1, self.config.streams, self.config.hidden)
         joined = self.join(streams, model.ops.embed(tokens, model.embedding))
         peek: LayerState = _Peek(draft)
-        return self.layer.forward(joined, self._batch(state, last, tokens, model), [peek]), self.norm
+        return self.layer.forward(joined, self._batch(state, last, tokens, model), [peek])
 
     def _batch(self, state: SequenceState, position: int, tokens: Tensor, model: "DeepSeekV4") -> Batch:
         where = torch.arange(position, position + tokens.numel())

@@ -83,6 +83,7 @@ def split_unused(
     index: dict[str, TensorInfo],
     draft: str | None,
 ) -> Checkpoint:
+    """A checkpoint whose index holds just what the model needs; the rest is kept apart as unused."""
     whole = Checkpoint(path, format, config, metadata, index, {}, draft)
     wanted = set()
     for plan in planned_tensors(whole):
@@ -104,6 +105,7 @@ def expert_names(plan: TensorPlan, index: dict[str, TensorInfo]) -> list[str]:
 
 
 def validate(model: Checkpoint) -> None:
+    """Raises ModelFormatError unless every planned tensor is there, in a shape and type that can be used."""
     for plan in planned_tensors(model):
         if plan.role is not Role.ROUTED:
             _check(model, plan.name, plan.shape)
@@ -116,8 +118,7 @@ def validate(model: Checkpoint) -> None:
                 _check(model, name, (experts, 2 * out, columns))
             else:
                 _check(model, name, (out, columns))
-        if plan.role is Role.ROUTED and plan.name not in model.index and "gate_up" not in name:
-            _check_no_extra_experts(model, plan)
+        _check_no_extra_experts(model, plan)
 
 
 def _check_no_extra_experts(model: Checkpoint, plan: TensorPlan) -> None:
