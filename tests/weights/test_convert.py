@@ -4,26 +4,18 @@ every layout, in Penstock, in Hugging Face's implementation and in llama.cpp."""
 import json
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
-import typer
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
-from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.convert import convert_command
-from penstock.errors import ModelFormatError, OptionError
+from penstock.errors import ModelFormatError
 from penstock.tokenizer import byte_tokenizer_metadata
 from penstock.weights import recode
 from penstock.weights.convert import convert
@@ -32,106 +24,22 @@ from penstock.weights.opening import open_checkpoint
 from penstock.weights.safetensors_reader import read_safetensors
 from penstock.weights.types import F32
 from tests.oracles import hf, llamacpp
+from tests.weights.converting import (
+    LENGTH,
+    LLAMACPP_ROUNDING,
+    ROUNDING,
+    Made,
+    Published,
+    copied,
+    distance,
+    engine_logits,
+    engine_mtp_logits,
+    types_in,
+)
 from tests.weights.official import (
-    Official,
     decoded,
     load_back,
-    official_checkpoint,
-    official_config,
-    write_shards,
 )
-
-LENGTH = 60
-ROUNDING = 1e-5  # of the range of logits: float32 sums in another order
-
-# llama.cpp rounds activations to the type of the weights, or to 8 bits; measured at a third of these.
-LLAMACPP_ROUNDING = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2, "q8_0": 4e-2, "mxfp4": 4e-2, "mxfp4_q8_0": 4e-2}
-
-Logits = NDArray[np.float32]
-
-
-class Made(NamedTuple):
-    folder: Path
-    config: DeepseekV4Config
-    model: DeepseekV4ForCausalLM
-    ids: list[int]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A float32 Hugging Face folder."""
-    config = hf.tiny_config()
-    seed = hf.pick_seed(config, LENGTH)
-    model = hf.random_model(config, seed)
-    folder = tmp_path_factory.mktemp("hf") / "tiny"
-    hf.save(model, folder)
-    return Made(folder, config, model, hf.random_ids(config, LENGTH, seed))
-
-
-@dataclass(frozen=True)
-class Published:
-    """A checkpoint in the official layout, and a text on which its trunk and draft block meet no near-tie."""
-
-    made: Official
-    config: DeepseekV4Config
-    ids: list[int]
-
-    @property
-    def folder(self) -> Path:
-        return self.made.folder
-
-    @property
-    def mtp(self) -> hf.Mtp:
-        assert self.made.mtp is not None
-        return self.made.mtp
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    config = official_config()
-    folder = tmp_path_factory.mktemp("official") / "tiny"
-    for seed in range(20):
-        made = official_checkpoint(folder, config, seed, mtp=True)
-        ids = hf.random_ids(config, LENGTH, seed)
-        if hf.smallest_gap(made.model, ids, made.mtp) > hf.SAFE_GAP:
-            return Published(made, config, ids)
-    raise AssertionError("no seed without near-ties")
-
-
-def engine_logits(path: Path, ids: list[int]) -> Logits:
-    found = penstock.Engine(path, kv_dtype="f32", threads=1).session().feed(ids, logits="all")
-    assert found is not None
-    return found
-
-
-def engine_mtp_logits(path: Path, ids: list[int], mtp: Path | None = None) -> Logits:
-    engine = penstock.Engine(path, kv_dtype="f32", threads=1, mtp=mtp)
-    session = engine.session()
-    rows = []
-    for token, following in pairwise(ids):
-        session.feed([token], logits="none")
-        rows.append(engine.mtp_logits(session, following))
-    return np.stack(rows)
-
-
-def distance(found: Logits, expected: Logits) -> float:
-    """Largest difference as a part of the range of `expected`."""
-    return float(np.abs(found - expected).max() / np.ptp(expected))
-
-
-def types_in(path: Path) -> dict[str, str]:
-    return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-
-
-def copied(published: Published, folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
-    """The checkpoint with some of its tensors changed."""
-    tensors = dict(published.made.stored)
-    edit(tensors)
-    folder.mkdir()
-    write_shards(folder, tensors, 2)
-    shutil.copy(published.folder / "config.json", folder)
-    return folder
-
 
 # ── the same answers ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -421,214 +329,3 @@ def test_without_a_tokenizer_the_ids_remain(published: Published, tmp_path: Path
     assert (config.bos_id, config.eos_ids) == (0, (1,))
     assert config.layers == source.layers
     assert config.rms_eps == pytest.approx(source.rms_eps, rel=1e-7)
-
-
-# ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """An empty folder, to see that it stays so."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    return folder
-
-
-def test_full_disk(published: Published, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(out)._replace(free=1_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(OptionError, match=r"model\.gguf: [\d,]+ bytes are needed, 1,000,000 are free in "):
-        convert(published.folder, out / "model.gguf", "f32")
-    assert not list(out.iterdir())
-
-
-def test_both_files_must_fit_together(
-    published: Published, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = convert(published.folder, out / "model.gguf", "f32")
-    (out / "model.gguf").unlink()
-    enough_for_one = sum(report.main.bytes_by_type.values()) + (17 << 20)
-    usage = shutil.disk_usage(out)._replace(free=enough_for_one)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    convert(published.folder, out / "model.gguf", "f32")
-    (out / "model.gguf").unlink()
-    with pytest.raises(OptionError, match="are free"):
-        convert(published.folder, out / "model.gguf", "f32", mtp=out / "mtp.gguf")
-    assert not list(out.iterdir())
-
-
-def test_existing_file_needs_overwrite(published: Published, out: Path) -> None:
-    path = out / "model.gguf"
-    path.write_text("precious")
-    with pytest.raises(OptionError, match="exists already"):
-        convert(published.folder, path, "mxfp4")
-    assert path.read_text() == "precious"
-    convert(published.folder, path, "mxfp4", overwrite=True)
-    open_checkpoint(path)
-
-
-def test_bad_places_are_refused(published: Published, out: Path) -> None:
-    shard = next(published.folder.glob("*.safetensors"))
-    before = shard.read_bytes()
-    for destination, message in [
-        (out / "nowhere" / "model.gguf", "there is no folder"),
-        (out, "found a folder"),
-        (shard, "belongs to the checkpoint"),
-    ]:
-        with pytest.raises(OptionError, match=message):
-            convert(published.folder, destination, "mxfp4", overwrite=True)
-    with pytest.raises(OptionError, match="two different files"):
-        convert(published.folder, out / "a.gguf", "mxfp4", mtp=out / "b" / ".." / "a.gguf")
-    assert shard.read_bytes() == before
-    assert not list(out.iterdir())
-
-
-def test_bad_sources_are_refused(published: Published, out: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="expected one of f32, f16, bf16, q8_0, mxfp4"):
-        convert(published.folder, out / "model.gguf", "q2_k")
-    convert(published.folder, tmp_path / "model.gguf", "mxfp4")
-    with pytest.raises(OptionError, match="convert takes a folder"):
-        convert(tmp_path / "model.gguf", out / "model.gguf", "q8_0")
-    with pytest.raises(ModelFormatError, match="no such file or folder"):
-        convert(tmp_path / "nothing", out / "model.gguf", "q8_0")
-    assert not list(out.iterdir())
-
-
-def test_no_draft_block_to_convert(tiny: Made, out: Path) -> None:
-    with pytest.raises(ModelFormatError, match="found none"):
-        convert(tiny.folder, out / "model.gguf", "f32", mtp=out / "mtp.gguf")
-    assert not list(out.iterdir())
-
-
-def test_missing_tensor(published: Published, tmp_path: Path, out: Path) -> None:
-    folder = copied(published, tmp_path / "x", lambda all: all.pop("layers.3.ffn.experts.5.w2.weight"))
-    with pytest.raises(ModelFormatError, match=r"blk\.3\.ffn_down_exps\.5\.weight is missing"):
-        convert(folder, out / "model.gguf", "mxfp4")
-    assert not list(out.iterdir())
-
-
-def changed(tiny: Made, folder: Path, name: str, value: float) -> Path:
-    """The Hugging Face folder with one number changed."""
-    shutil.copytree(tiny.folder, folder)
-    (file,) = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    tensors[name].view(-1)[-1] = value
-    save_file(tensors, file)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("mix", "value", "message"),
-    [
-        ("f16", -70000.0, r"holds -70000, but F16 ends at 65504"),
-        ("f16", float("nan"), r"holds nan"),
-        ("bf16", 3.4e38, r"BF16 ends at 3\.38953e\+38"),
-        ("q8_0", 1e7, r"Q8_0 ends at"),
-        ("mxfp4", float("inf"), r"holds inf"),
-    ],
-)
-def test_numbers_a_type_cannot_hold(
-    tiny: Made, tmp_path: Path, out: Path, mix: str, value: float, message: str
-) -> None:
-    name = next(
-        n for n in load_file(next(tiny.folder.glob("*.safetensors"))) if "layers.2." in n and "q_b" in n
-    )
-    folder = changed(tiny, tmp_path / "x", name, value)
-    with pytest.raises(ModelFormatError, match=rf"tensor blk\.2\.attn_q_b\.weight: .*{message}"):
-        convert(folder, out / "model.gguf", mix)
-    assert not list(out.iterdir())
-
-
-def test_numbers_at_the_edge_of_a_type(tiny: Made, tmp_path: Path) -> None:
-    name = next(
-        n for n in load_file(next(tiny.folder.glob("*.safetensors"))) if "layers.2." in n and "q_b" in n
-    )
-    folder = changed(tiny, tmp_path / "x", name, 65504.0)
-    convert(folder, tmp_path / "model.gguf", "f16")
-    assert decoded(tmp_path / "model.gguf")["blk.2.attn_q_b.weight"].max() == 65504
-
-
-def test_damaged_scale_of_an_expert(published: Published, tmp_path: Path, out: Path) -> None:
-    def damage(tensors: dict[str, Tensor]) -> None:
-        name = "layers.1.ffn.experts.2.w3.scale"
-        tensors[name] = tensors[name].clone()
-        tensors[name].view(torch.uint8)[0, 0] = 255
-
-    folder = copied(published, tmp_path / "x", damage)
-    for mix in ("mxfp4", "q8_0"):
-        with pytest.raises(ModelFormatError, match=r"blk\.1\.ffn_up_exps\.2\.weight"):
-            convert(folder, out / "model.gguf", mix)
-    assert not list(out.iterdir())
-
-
-def test_expert_number_outside_the_model(published: Published, tmp_path: Path, out: Path) -> None:
-    def damage(tensors: dict[str, Tensor]) -> None:
-        tensors["layers.0.ffn.gate.tid2eid"] = tensors["layers.0.ffn.gate.tid2eid"].clone()
-        tensors["layers.0.ffn.gate.tid2eid"][7, 0] = 8
-
-    folder = copied(published, tmp_path / "x", damage)
-    with pytest.raises(ModelFormatError, match=r"tid2eid\.weight: entry 8, expected expert numbers below 8"):
-        convert(folder, out / "model.gguf", "mxfp4")
-    assert not list(out.iterdir())
-
-
-def test_interruption_leaves_nothing(published: Published, out: Path) -> None:
-    seen: list[str] = []
-
-    def stop(done: int, total: int, _tensor: str) -> None:
-        if done > total // 2:  # the draft file is complete by then, the main file is not
-            seen.extend(sorted(path.name for path in out.iterdir()))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(published.folder, out / "model.gguf", "mxfp4", mtp=out / "mtp.gguf", progress=stop)
-    assert seen == ["model.gguf.part", "mtp.gguf"]
-    assert not list(out.iterdir())
-
-
-def test_progress_counts_every_byte(published: Published, out: Path) -> None:
-    calls: list[tuple[int, int, str]] = []
-    report = convert(
-        published.folder,
-        out / "model.gguf",
-        "mxfp4",
-        mtp=out / "mtp.gguf",
-        progress=lambda *call: calls.append(call),
-    )
-    assert report.mtp is not None
-    total = sum(report.main.bytes_by_type.values()) + sum(report.mtp.bytes_by_type.values())
-    assert [call[0] for call in calls] == sorted(call[0] for call in calls)
-    assert calls[-1][:2] == (total, total)
-    assert {call[1] for call in calls} == {total}
-    assert set(types_in(out / "model.gguf")) <= {call[2] for call in calls}
-
-
-# ── the command ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module")
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(convert_command)
-    return app
-
-
-def test_command_prints_a_report(app: typer.Typer, published: Published, out: Path) -> None:
-    arguments = [str(published.folder), str(out / "model.gguf"), "--mix", "mxfp4"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert "MXFP4" in done.stdout
-    assert "--mtp FILE" in done.stdout
-    done = CliRunner().invoke(app, [*arguments, "--json", "--force", "--mtp", str(out / "mtp.gguf")])
-    report = json.loads(done.stdout)
-    assert report["mtp"]["path"] == str(out / "mtp.gguf")
-    assert report["main"]["tensors"] == len(types_in(out / "model.gguf"))
-
-
-def test_command_errors_are_ours(app: typer.Typer, published: Published, out: Path) -> None:
-    arguments = [str(published.folder), str(out / "model.gguf"), "--mix"]
-    done = CliRunner().invoke(app, [*arguments, "q3"])
-    assert isinstance(done.exception, OptionError)
-    assert "mxfp4" in str(done.exception)
-    (out / "model.gguf").touch()
-    assert isinstance(CliRunner().invoke(app, [*arguments, "mxfp4"]).exception, OptionError)

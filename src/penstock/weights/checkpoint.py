@@ -81,9 +81,9 @@ def split_unused(
     config: ModelConfig,
     metadata: dict[str, Any],
     index: dict[str, TensorInfo],
-    draft: str | None,
 ) -> Checkpoint:
     """A checkpoint whose index holds just what the model needs; the rest is kept apart as unused."""
+    draft = _draft_module(index)
     whole = Checkpoint(path, format, config, metadata, index, {}, draft)
     wanted = set()
     for plan in planned_tensors(whole):
@@ -91,6 +91,13 @@ def split_unused(
     used = {name: info for name, info in index.items() if name in wanted}
     unused = {name: info for name, info in index.items() if name not in wanted}
     return Checkpoint(path, format, config, metadata, used, unused, draft)
+
+
+def _draft_module(index: dict[str, TensorInfo]) -> str | None:
+    """Which draft module is there.  Its tensors tell; what files say of it is often wrong."""
+    if "mtp.0.main_proj.weight" in index:
+        return "DSpark"
+    return "MTP" if "mtp.0.enorm.weight" in index else None
 
 
 def expert_names(plan: TensorPlan, index: dict[str, TensorInfo]) -> list[str]:

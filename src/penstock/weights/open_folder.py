@@ -28,10 +28,7 @@ def open_folder(folder: Path) -> Checkpoint:
             raise ModelFormatError(f"{info.file.path}: tensor {name} is a second {canonical}")
         scale = tensors.get(scale_of(name))
         index[canonical] = _attach_scale(info.renamed(canonical), scale)
-    draft = (
-        "MTP" if "mtp.0.e_proj.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
-    )
-    return split_unused(folder, "safetensors", config, {}, index, draft)
+    return split_unused(folder, "safetensors", config, {}, index)
 
 
 def _attach_scale(info: TensorInfo, scale: TensorInfo | None) -> TensorInfo:

@@ -41,10 +41,7 @@ def open_gguf(path: Path) -> Checkpoint:
             shared = tensors.get(f"output_hc_{leaf}.weight")
             if shared is not None and f"mtp.0.hc_head_{leaf}.weight" not in index:
                 index[f"mtp.0.hc_head_{leaf}.weight"] = shared.renamed(f"mtp.0.hc_head_{leaf}.weight")
-    draft = (
-        "MTP" if "mtp.0.enorm.weight" in index else "DSpark" if "mtp.0.main_proj.weight" in index else None
-    )
-    return split_unused(path, f"GGUF v{files[0].version}", config, metadata, index, draft)
+    return split_unused(path, f"GGUF v{files[0].version}", config, metadata, index)
 
 
 def _flat_groups(info: TensorInfo) -> TensorInfo:
@@ -128,4 +125,4 @@ def with_sidecar(model: Checkpoint, path: Path) -> Checkpoint:
     if "mtp.0.enorm.weight" not in draft:
         raise ModelFormatError(f"{path}: no MTP block for a {block}-layer model (no mtp.0.enorm.weight)")
     index = {name: info for name, info in model.index.items() if not name.startswith("mtp.")} | draft
-    return split_unused(model.path, model.format, model.config, model.metadata, index | model.unused, "MTP")
+    return split_unused(model.path, model.format, model.config, model.metadata, index | model.unused)
