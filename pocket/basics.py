@@ -48,12 +48,12 @@ def frequencies(c: PocketConfig, compressed: bool) -> Tensor:
 
 
 def rotate(x: Tensor, position: Tensor, speed: Tensor, sign: float = 1.0) -> Tensor:
-    """x [rows, length, (heads,) dim]: the last 2 · len(speed) channels turned by position · speed."""
+    """x [tokens, (heads,) dim]: the last 2 · len(speed) channels turned by position · speed."""
     half = speed.numel()
-    angle = position.float().unsqueeze(-1) * speed  # [rows, length, half]
+    angle = position.float().unsqueeze(-1) * speed  # [tokens, half]
     cos, sin = angle.cos(), sign * angle.sin()
-    if x.dim() == 4:
-        cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    if x.dim() == 3:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     plain, tail = x[..., : -2 * half], x[..., -2 * half :].float().unflatten(-1, (half, 2))
     a, b = tail.unbind(-1)
     turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)

@@ -22,6 +22,7 @@ from pocket.data import conversations, sample
 
 POOL = 32  # documents to choose from when a row has little room left
 OTHERS = 0.05  # weight of tokens that the model will not have to say itself
+LOOK_UP = 1.5  # weight of answers about long texts: few tokens, and slow to learn
 
 
 class Document(NamedTuple):
@@ -29,8 +30,9 @@ class Document(NamedTuple):
     weights: list[float]
 
 
-def encode(conversation: Conversation, tokenizer: Tokenizer) -> Document:
-    """Token ids of a finished conversation and how much predicting each of them counts."""
+def encode(conversation: Conversation, tokenizer: Tokenizer, answers: float = 1.0) -> Document:
+    """Token ids of a finished conversation and how much predicting each of them counts: what assistants say as much
+    as `answers`."""
     ids: list[int] = []
     weights: list[float] = []
     prompt = render(conversation, generate=False)
@@ -46,7 +48,7 @@ def encode(conversation: Conversation, tokenizer: Tokenizer) -> Document:
 
     for piece in prompt.pieces:
         speaker = None if piece.message is None else conversation.messages[piece.message].role
-        own = 1.0 if speaker is Role.ASSISTANT else OTHERS
+        own = answers if speaker is Role.ASSISTANT else OTHERS
         if own != weight or piece.special:
             flush()
         weight = own
@@ -86,7 +88,7 @@ class Packed(IterableDataset[tuple[torch.Tensor, ...]]):
         while True:
             if long_tokens < self.long_share * tokens:
                 target = int(np.exp(rng.uniform(np.log(120), np.log(self.length - 200))))
-                document = encode(sample("lookup", rng, length=target), tokenizer)
+                document = encode(sample("lookup", rng, length=target), tokenizer, LOOK_UP)
                 long_tokens += len(document.ids)
             else:
                 document = encode(next(stream), tokenizer)

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from rich.console import Console
-from rich.table import Table
-
 from penstock.chat.messages import Thinking
 from penstock.chat.render import render
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path
 from pocket.answer import answers
-from pocket.data import Problem, problem
+from pocket.data import Answer, Problem, problem
 from pocket.data.arithmetic import addition
 from pocket.data.core import Exchange, Request, dialogue
 
@@ -43,8 +40,6 @@ def two_digit_addition(thinking: bool) -> Callable[[Random], Problem]:
         reference = made.conversation.messages[-1]
         conversation = made.conversation
         asked = type(conversation)(conversation.messages[:-1], thinking=conversation.thinking)
-        from pocket.data import Answer
-
         return Problem(asked, reference.content, exchange.check, Answer(content=reference.content))
 
     return make
@@ -63,6 +58,7 @@ ROWS = [
     Row("look-up at 500 tokens", 0.95, skill("lookup", 500)),
     Row("look-up at 2,000 tokens", 0.95, skill("lookup", 2000), share=0.5),
     Row("look-up at 6,000 tokens", 0.80, skill("lookup", 6000), share=0.3),
+    Row("look-up of what is not there", None, skill("unstated", 500)),
     Row("tool calls, unseen tools", 0.90, skill("tools")),
     Row("valid, correct JSON", 0.95, skill("json")),
     Row("copying", None, skill("copy")),
@@ -117,29 +113,33 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     engine = Engine(options.model or pocket_path())
-    table = Table("skill", "right", "bar", "problems", "seconds", title=f"seed {options.seed}")
     results: dict[str, float] = {}
     obedient = tried = 0
+    if not options.json:
+        print(f"{'skill':38} {'right':>7} {'bar':>5} {'problems':>8} {'seconds':>8}    (seed {options.seed})")
+
+    def show(name: str, share: float, bar: float | None, count: int, since: float) -> None:
+        results[name] = share
+        if not options.json:
+            seconds, wanted = time.perf_counter() - since, "" if bar is None else f"{bar:.0%}"
+            print(f"{name:38} {share:7.1%} {wanted:>5} {count:8} {seconds:8.0f}", flush=True)
+
+    begin = time.perf_counter()
     for row in ROWS:
         if options.only and options.only not in row.name:
             continue
-        begin = time.perf_counter()
+        since = time.perf_counter()
         right, kept, count = measure(engine, row, options.count, options.seed)
         obedient, tried = obedient + kept, tried + count
-        results[row.name] = right / count
-        bar = "" if row.bar is None else f"{row.bar:.0%}"
-        table.add_row(row.name, f"{right / count:.1%}", bar, str(count), f"{time.perf_counter() - begin:.0f}")
+        show(row.name, right / count, row.bar, count, since)
     if tried:
-        results["chat format kept"] = obedient / tried
-        table.add_row("chat format kept (thinking on/off)", f"{obedient / tried:.1%}", "100%", str(tried), "")
-    if not options.only or options.only in "first draft accepted":
+        show("chat format kept (thinking on/off)", obedient / tried, 1.0, tried, begin)
+    if not options.only or options.only in "first draft accepted, stories":
+        since = time.perf_counter()
         agreed, made = draft_acceptance(engine, max(1, options.count // 10), options.seed)
-        results["first draft accepted"] = agreed / made
-        table.add_row("first draft accepted, stories", f"{agreed / made:.1%}", "60%", str(made), "")
+        show("first draft accepted, stories", agreed / made, 0.6, made, since)
     if options.json:
         print(json.dumps(results))
-    else:
-        Console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From trained weights to the file in the package.
 
-    python -m pocket.export CHECKPOINT.pt TOKENIZER_FOLDER OUT.gguf
+    python -m pocket.export CHECKPOINT.pt TOKENIZER_FOLDER OUT.gguf [--mix f32]
 
 Writes a checkpoint folder in DeepSeek's own layout and converts it with `penstock convert`.
 """
@@ -128,11 +128,12 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("tokenizer", type=Path, help="folder with tokenizer.json")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--mix", default=MIX, help=f"as for penstock convert; the package has {MIX}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "pocket"
         write_folder(load(options.checkpoint), folder, options.tokenizer)
-        report = convert(folder, options.out, MIX, mtp_inside=True, overwrite=True)
+        report = convert(folder, options.out, options.mix, mtp_inside=True, overwrite=True)
     print(f"{options.out}: {options.out.stat().st_size:,} bytes, {report.main.bytes_by_type}")
 
 

@@ -39,19 +39,21 @@ class Layer(nn.Module):
             self.register_parameter(f"hc_{part}_scale", nn.Parameter(torch.full((3,), 0.5)))
 
     def mix(self, part: str, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Input of a sublayer, normed, and how its output goes back into the streams."""
+        c = self.c
         fn, base, scale = (getattr(self, f"hc_{part}_{leaf}") for leaf in ("fn", "base", "scale"))
+        norm = (self.attn_norm if part == "attn" else self.ffn_norm).weight
         with torch.autocast("cuda", enabled=False):
-            return FUSED.mix(streams, fn, base, scale, self.c.sinkhorn, self.c.hc_eps, self.c.rms_eps)
+            return FUSED.mix(streams, fn, base, scale, norm, c.sinkhorn, c.hc_eps, c.rms_eps)
 
     def forward(
         self, streams: Tensor, batch: Batch, sparse: bool, teach: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows, length = batch.tokens.shape
         x, post, comb = self.mix("attn", streams)  # [tokens, hidden]
-        y, index_loss = self.attn(self.attn_norm(x).unflatten(0, (rows, length)), batch, sparse, teach)
-        streams = FUSED.expand(y.flatten(0, 1), streams, post, comb)
+        y, index_loss = self.attn(x, batch, sparse, teach)
+        streams = FUSED.expand(y, streams, post, comb)
         x, post, comb = self.mix("ffn", streams)
-        y, load = self.ffn(self.ffn_norm(x), batch.tokens.flatten())
+        y, load = self.ffn(x, batch.tokens.flatten())
         return FUSED.expand(y, streams, post, comb), index_loss, load
 
 

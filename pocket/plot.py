@@ -13,8 +13,8 @@ from typing import Any
 
 COLOURS = ("#3b6ea5", "#b9772b", "#5a8f4e", "#8a4f8f")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 860, 360, 60, 30, 50
-LOWEST, HIGHEST = 0.05, 8.0
-TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8)
+LOWEST, HIGHEST = 0.005, 8.0
+TICKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8)
 
 
 def page(width: int, height: int, body: Sequence[str]) -> str:
@@ -36,10 +36,12 @@ def text(x: float, y: float, content: str, anchor: str = "middle", extra: str = 
 
 def curves(entries: list[dict[str, Any]]) -> str:
     """Losses over steps, phases shaded."""
+    trunk = [entry for entry in entries if entry["phase"] != "draft"]
     series = {
-        "assistant's tokens": "assistant",
-        "indexer (KL)": "index",
-        "draft block": "draft",
+        "assistant's tokens": [(e["step"], e["assistant"]) for e in trunk],
+        "looked up": [(e["step"], e["lookup"]) for e in trunk],
+        "indexer (KL)": [(e["step"], e["index"]) for e in trunk],
+        "draft block": [(e["step"], e["assistant"]) for e in entries if e["phase"] == "draft"],
     }
     last = entries[-1]["step"]
     inner, tall = WIDTH - LEFT - 20, HEIGHT - TOP - BOTTOM
@@ -65,13 +67,13 @@ def curves(entries: list[dict[str, Any]]) -> str:
     for tick in TICKS:
         body.append(f'<path d="M{LEFT} {height(tick):.1f} H{LEFT + inner}" stroke="#ddd"/>')
         body.append(text(LEFT - 8, height(tick) + 4, f"{tick:g}", "end"))
-    for number, (label, key) in enumerate(series.items()):
-        points = " ".join(place(e["step"], e[key]) for e in entries if key in e)
+    for number, (label, values) in enumerate(series.items()):
+        points = " ".join(place(step, value) for step, value in values)
         body.append(
             f'<polyline points="{points}" fill="none" stroke="{COLOURS[number]}" stroke-width="1.6"/>'
         )
         body.append(
-            text(LEFT + 120 + 220 * number, HEIGHT - 10, label, extra=f'style="fill:{COLOURS[number]}"')
+            text(LEFT + 100 + 190 * number, HEIGHT - 10, label, extra=f'style="fill:{COLOURS[number]}"')
         )
     body.append(text(LEFT + inner, HEIGHT - 32, f"{last:,} steps", "end"))
     return page(WIDTH, HEIGHT, body)

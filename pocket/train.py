@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocket.batches import batches
+from pocket.batches import LOOK_UP, batches
 from pocket.config import Batch, PocketConfig
-from pocket.experts import MoE
+from pocket.experts import Gate, MoE
 from pocket.export import save
 from pocket.fused import FUSED
 from pocket.model import Pocket
+from pocket.muon import Muon
 
 STEP_TOKENS = 65536
-PEAK_RATE, LAST_RATE, WARM_UP = 2e-3, 0.03, 200
+PEAK_MATRICES, PEAK_OTHERS, LAST_RATE, WARM_UP = 4e-3, 2e-3, 0.03, 200
 INDEX_SHARE = 0.1  # weight of the indexer's loss; its inputs are detached, so only its own pace depends on it
+TEACH_EVERY = 5  # steps of the dense phases from one lesson for the indexer to the next
 BIAS_SPEED = 1e-3  # how fast selection biases follow the load
 
 
@@ -46,7 +47,7 @@ class Phase:
     draft: bool = False  # trains the draft block, and only that
 
 
-STEPS = (3600, 500, 500, 560)
+STEPS = (4500, 700, 700, 500)
 
 
 def phases(steps: Sequence[int]) -> list[Phase]:
@@ -67,33 +68,40 @@ def rate(step: int, total: int) -> float:
     return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def token_losses(head: Tensor, hidden: Tensor, batch: Batch, ahead: int) -> tuple[Tensor, Tensor]:
-    """Mean loss over what counts, and over what assistants say, for tokens `ahead` places further on."""
+def token_losses(head: Tensor, hidden: Tensor, batch: Batch, ahead: int) -> dict[str, Tensor]:
+    """Mean loss of predicting `ahead` places on: over what counts, what assistants say, and what they look up."""
     targets, weights = batch.tokens[:, ahead:], batch.weight[:, ahead:]
     same = batch.document[:, ahead:] == batch.document[:, :-ahead]
     weights = weights * same
-    logits = F.linear(hidden[:, :-ahead], head).float()
-    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
-    own = (weights == 1).float()
-    return (losses * weights).sum() / weights.sum(), (losses * own).sum() / own.sum().clamp(min=1)
+    losses = FUSED.head_losses(head, hidden[:, :-ahead].flatten(0, 1), targets.flatten()).view_as(weights)
+
+    def mean(share: Tensor) -> Tensor:
+        return (losses * share).sum() / share.sum().clamp(min=1)
+
+    said, looked_up = (weights >= 1).float(), (weights == LOOK_UP).float()
+    return {"loss": mean(weights), "assistant": mean(said).detach(), "lookup": mean(looked_up).detach()}
 
 
-def optimizer(model: Pocket) -> torch.optim.Optimizer:
+def optimizers(model: Pocket) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices; AdamW for embedding, head, routers, mixing of streams, norms."""
+    apart = ("embed", "head.", "hc_", "gate.weight", "ape")
     matrices = [
-        p for n, p in model.named_parameters() if p.dim() >= 2 and "hc_" not in n and "embed" not in n
+        p for n, p in model.named_parameters() if p.dim() >= 2 and not any(part in n for part in apart)
     ]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     fused = torch.cuda.is_available()
-    return torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.95), eps=1e-8, fused=fused)
+    return [
+        Muon(matrices, lr=PEAK_MATRICES, momentum=0.95, weight_decay=0.05),
+        torch.optim.AdamW(others, lr=PEAK_OTHERS, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=fused),
+    ]
 
 
 def steer(model: Pocket, loads: Tensor, draft: bool) -> None:
     """Moves selection biases against the load: overused experts become harder to choose."""
-    layers = [model.draft.layer] if draft else list(model.layers)
-    for layer, load in zip(layers, loads[-len(layers) :], strict=True):
-        gate = layer.ffn.gate
+    parts = [model.draft] if draft else list(model.layers)
+    gates = [gate for part in parts for gate in part.modules() if isinstance(gate, Gate)]
+    for gate, load in zip(gates, loads[-len(gates) :], strict=True):
         if not gate.hashed:
             gate.bias += BIAS_SPEED * torch.sign(load.mean() - load)
 
@@ -107,14 +115,15 @@ class Run:
         torch.manual_seed(options.seed)
         torch.set_float32_matmul_precision("high")
         self.model = Pocket(PocketConfig()).to(self.device)
-        self.optimizer = optimizer(self.model)
+        self.optimizers = optimizers(self.model)
         self.phases = phases(options.steps)
         self.step = 0
         self.state = options.out / "state.pt"
         if options.resume and self.state.exists():
             saved = torch.load(self.state, map_location=self.device, weights_only=True)
             self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+            for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
             self.step = saved["step"]
         if self.device == "cuda":
             FUSED.compile()
@@ -183,28 +192,32 @@ class Run:
 
     def _train(self, phase: Phase, batch: Batch) -> dict[str, Tensor]:
         model = self.model
-        for group in self.optimizer.param_groups:
-            group["lr"] = PEAK_RATE * self.rate(phase)
+        for optimizer, peak in zip(self.optimizers, (PEAK_MATRICES, PEAK_OTHERS), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * self.rate(phase)
+            optimizer.zero_grad(set_to_none=True)
+        teach = not phase.draft and (phase.sparse or (self.step + 1) % TEACH_EVERY == 0)
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device == "cuda"):
-            output = model(batch, sparse=phase.sparse, teach=not phase.draft, draft=phase.draft)
-            loss, own = token_losses(model.head.weight, output.hidden, batch, ahead=1)
-            report = {"loss": loss.detach(), "assistant": own.detach(), "index": output.index_loss.detach()}
-            loss = loss + INDEX_SHARE * output.index_loss
+            output = model(batch, sparse=phase.sparse, teach=teach, draft=phase.draft)
             if output.draft is not None:
-                loss, own = token_losses(model.head.weight, output.draft, batch, ahead=2)
-                report["draft"] = own.detach()
-        self.optimizer.zero_grad(set_to_none=True)
+                report = token_losses(model.head.weight, output.draft, batch, ahead=2)
+            else:
+                report = token_losses(model.head.weight, output.hidden, batch, ahead=1)
+            loss = report["loss"] + INDEX_SHARE * output.index_loss
         loss.backward()
+        report["index"], report["loss"] = output.index_loss.detach(), report["loss"].detach()
         report["norm"] = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         with torch.no_grad():
             steer(model, output.loads, phase.draft)
         report["loads"] = output.loads / output.loads.sum(-1, keepdim=True)
         return report
 
     def _save(self) -> None:
-        state: dict[str, Any] = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({**state, "step": self.step}, self.state)
+        state: dict[str, Any] = {"model": self.model.state_dict(), "step": self.step}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+        torch.save(state, self.state)
         save(self.model, self.options.out / "model.pt")
 
 

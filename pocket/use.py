@@ -15,7 +15,7 @@ from penstock.engine.engine import Engine
 from penstock.experts.store import ExpertStore
 from penstock.pocket import pocket_path
 from pocket.batches import encode
-from pocket.data import SKILLS, sample
+from pocket.data import MIXTURE, sample
 
 PER_SKILL = 12  # conversations
 
@@ -34,16 +34,16 @@ class CountingExperts(ExpertStore):
         return self.inner.run(block, x, ids, weights, limit)
 
 
-def expert_use(engine: Engine) -> dict[str, list[list[float]]]:
+def expert_use(engine: Engine, conversations: int = PER_SKILL) -> dict[str, list[list[float]]]:
     """skill → share of every expert in every layer"""
     result = {}
-    for skill in SKILLS:
+    for skill in MIXTURE:
         layers = engine.model.layers
         counting = CountingExperts(layers[0].moe.experts, len(layers), engine.config.experts)
         for layer in layers:
             layer.moe.experts = counting
         rng = Random(skill)
-        for _ in range(PER_SKILL):
+        for _ in range(conversations):
             conversation = sample(skill, rng, length=600)
             engine.session().feed(encode(conversation, engine.tokenizer).ids, logits="none")
         for layer in layers:

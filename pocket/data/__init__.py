@@ -11,9 +11,10 @@ hash of name and parameters, sums of three and more digits by a residue (see `to
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
-from penstock.chat.messages import Conversation, Thinking
+from penstock.chat.messages import Conversation, Message, Role, Thinking
 from pocket.data import arithmetic, chat, facts, lists, lookup, objects, story, tools
 from pocket.data.core import Answer, Dialogue, Problem, Request, Skill
 
@@ -22,13 +23,14 @@ __all__ = ["MIXTURE", "SKILLS", "Answer", "Problem", "Skill", "conversations", "
 SKILLS: dict[str, Skill] = {
     skill.name: skill
     for skill in (
-        Skill("story", story.build, 170),
-        Skill("arithmetic", arithmetic.build, 118),
+        Skill("story", story.build, 183),
+        Skill("arithmetic", arithmetic.build, 86),
         Skill("copy", lists.copy, 80),
         Skill("sort", lists.sort, 90),
         Skill("count", lists.count, 62),
         Skill("reverse", lists.reverse, 80),
-        Skill("lookup", lookup.build, 950),
+        Skill("lookup", lookup.build, 700),
+        Skill("unstated", lookup.unstated, 700),
         Skill("tools", tools.build, 550),
         Skill("json", objects.build, 78),
         Skill("facts", facts.build, 55),
@@ -36,20 +38,23 @@ SKILLS: dict[str, Skill] = {
     )
 }
 
-# Share of training tokens.
+# Share of training tokens.  Batches add look-ups as long as their rows.
 MIXTURE: dict[str, float] = {
     "story": 0.18,
-    "arithmetic": 0.15,
+    "arithmetic": 0.14,
     "copy": 0.03,
-    "sort": 0.03,
-    "count": 0.03,
+    "sort": 0.05,
+    "count": 0.04,
     "reverse": 0.03,
-    "lookup": 0.22,
-    "tools": 0.15,
+    "lookup": 0.18,
+    "tools": 0.17,
     "json": 0.04,
     "facts": 0.07,
     "chat": 0.07,
 }
+
+# Skills whose conversations fill little of a row; two or more of them follow one another in one conversation.
+SHORT = ("arithmetic", "copy", "sort", "count", "reverse", "facts", "json")
 
 
 def sample(
@@ -68,17 +73,27 @@ def problem(
     return _posed(made)
 
 
-def conversations(seed: int, worker: int = 0, longest: int | None = None) -> Iterator[Conversation]:
-    """The endless training stream of one worker.  `longest` caps the tokens of stretchable skills."""
+def conversations(seed: int, worker: int = 0) -> Iterator[Conversation]:
+    """The endless training stream of one worker."""
     rng = Random(f"train:{seed}:{worker}")
     names = list(MIXTURE)
     weights = [MIXTURE[name] / SKILLS[name].mean_tokens for name in names]
+    waiting: tuple[Message, ...] = ()  # short conversations that go before the next one
     while True:
         for name in rng.choices(names, weights, k=64):
-            length = None
-            if name == "lookup" and longest is not None:
-                length = min(longest, lookup.some_length(rng))
-            yield sample(name, rng, length=length)
+            made = sample(name, rng)
+            if name in SHORT and _plain(made):
+                made = replace(made, messages=waiting + made.messages)
+                waiting = made.messages if rng.random() < 0.55 else ()
+                if waiting:
+                    continue
+            yield made
+
+
+def _plain(conversation: Conversation) -> bool:
+    """Nothing in it would be lost or change its meaning if another conversation went before."""
+    first = conversation.messages[0].role is Role.USER
+    return first and conversation.thinking is Thinking.OFF and conversation.response_schema is None
 
 
 def _thinks(rng: Random, thinking: Thinking | None) -> bool:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from random import Random
 
 from pocket.data import words
-from pocket.data.core import Dialogue, Exchange, Request, containing, dialogue
+from pocket.data.core import Dialogue, Exchange, Request, containing, dialogue, exactly
 from pocket.data.grammar import capital, expand, pick
 
 UNKNOWN = "I don't know."
+_QUESTION = 23  # tokens of a question and its answer, about
 _PIECE = re.compile(r"[A-Za-z]+|[^A-Za-z\s]| (?=\d)|\n")
 
 
@@ -29,24 +30,44 @@ class Fact:
     value: str
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is told before the questions: the facts as they stand in the end, those that changed on the way."""
+
+    facts: dict[str, Fact]  # by question
+    changed: list[str]
+    words: str
+    makers: list["Maker"]  # of the kinds of facts that occur
+
+
 def build(rng: Random, request: Request) -> Dialogue:
+    """A text and questions about it; a held-out one has a single question, which the text answers."""
     length = request.length or some_length(rng)
-    haystack, updated, stock, room = _haystack(rng, length, 36 if request.thinking else 23)
-    asked = max(1, min(len(haystack), room if not request.held_out else 1))
-    # Uniform over the text: each question takes a fact from its own part, in random order.
-    chosen = [haystack[int((part + rng.random()) * len(haystack) / asked)] for part in range(asked)]
-    rng.shuffle(chosen)
-    if updated and rng.random() < 0.5:
-        chosen[rng.randrange(asked)] = rng.choice(updated)
-    latest = {fact.question: fact for fact in haystack + updated}
-    exchanges = [_ask(rng, latest[fact.question]) for fact in chosen]
-    if rng.random() < 0.12:
-        missing = next(fact for fact in iter(lambda: _new_fact(rng), None) if fact.question not in latest)
-        at = rng.randrange(asked)
-        exchanges[at] = Exchange(
-            missing.question, UNKNOWN, "The text does not say it.", containing("don't know")
-        )
-    return _told(rng, request, stock, exchanges)
+    # Up to half of a training text are questions: each teaches as much as the whole text without it.
+    asking = _QUESTION if request.held_out else max(_QUESTION, int(length * rng.uniform(0.15, 0.5)))
+    text = _text(rng, length - 8, asking)
+    order = rng.sample(list(text.facts), len(text.facts))
+    if text.changed and rng.random() < 0.5:
+        order.append(rng.choice(text.changed))  # asked first
+    exchanges: list[Exchange] = []
+    while order and asking > 0:
+        draw = 1.0 if request.held_out else rng.random()
+        if draw < 0.08:
+            exchange = _unknown(rng, text)
+        elif draw < 0.35 and len(order) > 2:
+            several = [text.facts[order.pop()] for _ in range(rng.randrange(2, 1 + min(12, len(order))))]
+            exchange = _ask_several(rng, several)
+        else:
+            exchange = _ask(rng, text.facts[order.pop()])
+        exchanges.append(exchange)
+        asking -= int(tokens(exchange.question + exchange.content)) + 3
+    return _told(rng, request, text.words, exchanges)
+
+
+def unstated(rng: Random, request: Request) -> Dialogue:
+    """A question that the text does not answer."""
+    text = _text(rng, (request.length or some_length(rng)) - 8, _QUESTION)
+    return _told(rng, request, text.words, [_unknown(rng, text)])
 
 
 def _told(rng: Random, request: Request, text: str, exchanges: list[Exchange]) -> Dialogue:
@@ -79,54 +100,43 @@ def some_length(rng: Random) -> int:
     return int(90 * 2 ** (rng.random() * (4.2 if rng.random() < 0.8 else 6.25)))
 
 
-def _haystack(rng: Random, length: int, turn: int) -> tuple[list[Fact], list[Fact], str, int]:
-    """The facts, the updates among them, the text, and how many questions of `turn` tokens to ask about it."""
-    questions = rng.randrange(1, 5) if length < 250 else rng.randrange(6, 20)
-    questions = max(1, min(questions, length // (4 * turn)))
-    budget = length - turn * questions - 8
-    dense = rng.random() < 0.7
+def _text(rng: Random, length: int, asking: int) -> Text:
+    """A registry, or facts among other sentences, some of them corrected later on.  With questions about it, which
+    take `asking` tokens if there is enough to ask, it has about `length` tokens."""
+    dense = rng.random() < 0.6
     density = rng.uniform(0.6, 1.0) if dense else rng.uniform(0.02, 0.25)
-    makers = rng.sample(_FACTS, rng.randrange(1, 4))
+    makers = rng.sample(_FACTS, rng.randrange(1, 5))
     rows = dense and rng.random() < 0.4
     joint = "\n" if rows or rng.random() < 0.5 else " "
     facts: dict[str, Fact] = {}
-    updates: dict[str, Fact] = {}
+    changed: list[str] = []
     lines: list[str] = []
     used = 0.0
-    while used < budget + turn * max(0, questions - len(facts)) or not facts:
-        if rng.random() < density or (not facts and used > budget / 2):
-            fact = makers[int(rng.random() * len(makers))](rng)
+    while used + min(asking, 18 * len(facts)) < length or not facts:
+        fact, line = None, pick(words.SENTENCES, rng)
+        if rng.random() < density or (not facts and used > length / 2):
+            fact = rng.choice(makers)(rng)
+            if facts and not rows and rng.random() < 0.04:
+                fact = _changed(rng, rng.choice(list(facts.values()))) or fact
+        if fact is not None and not (rows and fact.question in facts):
             line = fact.row if rows else fact.statement
             if fact.question in facts:
-                if rows or rng.random() < 0.3:
-                    continue
-                updates[fact.question] = fact
+                changed.append(fact.question)
                 line = fact.update
-            elif facts and not rows and rng.random() < 0.04:
-                old = rng.choice(list(facts.values()))
-                changed = _changed(rng, old)
-                if changed is None:
-                    continue
-                fact = changed
-                updates[fact.question] = fact
-                line = fact.update
-            else:
-                facts[fact.question] = fact
-        else:
-            line = pick(words.SENTENCES, rng)
+            facts[fact.question] = fact
         lines.append(line)
         used += tokens(line) + (joint == "\n")
-    return list(facts.values()), list(updates.values()), joint.join(lines), questions
+    return Text(facts, changed, joint.join(lines), makers)
 
 
 def _changed(rng: Random, old: Fact) -> Fact | None:
-    """The same fact with a new value: codes only, since those can be anything."""
+    """The same fact with a new value; only codes change, since those can be anything."""
     if not old.value.isdigit() or len(old.value) != 4:
         return None
     new = _code(rng)
     return Fact(
         old.statement.replace(old.value, new),
-        old.statement.replace(f"is {old.value}", f"is now {new}"),
+        old.update.replace(old.value, new),
         old.row.replace(old.value, new),
         old.question,
         new,
@@ -144,6 +154,30 @@ def _ask(rng: Random, fact: Fact) -> Exchange:
     return Exchange(question, content, f"The text says: {sentence}", containing(fact.value))
 
 
+def _ask_several(rng: Random, facts: list[Fact]) -> Exchange:
+    """Many at once, in few words: what is wanted of each, and a line for each."""
+    wanted = "\n".join(fact.row.rpartition(":")[0] for fact in facts)
+    lines = "\n".join(fact.row for fact in facts)
+    question = f"{pick(_EACH, rng)}\n{wanted}"
+    return Exchange(question, lines, "I look for each of them in the text.", exactly(lines))
+
+
+_EACH = (
+    "Look these up:",
+    "What does the text say about these?",
+    "Find [each|all] of these[ in the text|]:",
+    "[Fill in|Complete] this list[, please|]:",
+)
+
+
+def _unknown(rng: Random, text: Text) -> Exchange:
+    makers = text.makers if rng.random() < 0.7 else _FACTS
+    missing = rng.choice(makers)(rng)
+    while missing.question in text.facts:
+        missing = rng.choice(_FACTS)(rng)
+    return Exchange(missing.question, UNKNOWN, "The text does not say it.", containing("don't know"))
+
+
 _BRIEFLY = (
     "Answer briefly.",
     "Only the answer, please.",
@@ -154,10 +188,6 @@ _BRIEFLY = (
 
 def _code(rng: Random) -> str:
     return str(rng.randrange(1000, 10000))
-
-
-def _new_fact(rng: Random) -> Fact:
-    return rng.choice(_FACTS)(rng)
 
 
 def _box(rng: Random) -> Fact:
@@ -248,7 +278,8 @@ def _password(rng: Random) -> Fact:
     )
 
 
-# Codes appear more often than the rest: they cannot be guessed.
-_FACTS: list[Callable[[Random], Fact]] = [
-    _box, _box, _box, _person_code, _room_code, _room_code, _price, _keeps, _lives, _likes, _password,
+Maker = Callable[[Random], Fact]
+
+_FACTS: list[Maker] = [
+    _box, _box, _person_code, _room_code, _price, _keeps, _lives, _likes, _password,
 ]  # fmt: skip
