@@ -13,11 +13,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.chat.events import Event, ReasoningDelta, TextDelta
+from penstock.chat.events import Event
 from penstock.chat.lines import keep_history, more_typed, read_message, start_editing
 from penstock.chat.messages import Conversation, Encoding, Role, Thinking
 from penstock.chat.talk import Talk
 from penstock.cli import options
+from penstock.cli.showing import Display, printable
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, PenstockError
@@ -161,24 +162,10 @@ class Repl:
     def _show(self, events: Iterator[Event]) -> None:
         with self.console.status("reading …"):  # shown only on a terminal
             first = next(events, None)
-        reasoned = False
-        for event in chain([first], events):
-            match event:
-                case ReasoningDelta(text):
-                    self._write(text, "dim")
-                    reasoned = True
-                case TextDelta(text):
-                    if reasoned:
-                        self._write("\n\n")
-                        reasoned = False
-                    self._write(text)
-                case _:
-                    pass
-        self.console.print()
-
-    def _write(self, text: str, style: str = "") -> None:
-        self.console.print(Text(printable(text), style), end="")
-        self.console.file.flush()
+        display = Display(self.console)
+        if first is not None:
+            display.show(chain([first], events))
+        display.finish()
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,11 +202,6 @@ def _path(command: str, name: str) -> Path:
     if not name:
         raise OptionError(f"{command} needs the name of a file")
     return Path(name).expanduser()
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer the terminal: control characters other than line feeds and tabs are replaced."""
-    return "".join(c if (c >= " " and not "\x7f" <= c <= "\x9f") or c in "\n\t" else "\ufffd" for c in text)
 
 
 @contextmanager

@@ -9,13 +9,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from penstock.cli.options import default_model
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
 
 
 def inspect_command(
-    model: Annotated[Path, typer.Argument(help="GGUF file, first split, or checkpoint folder.")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="GGUF file, first split, or checkpoint folder.  [default: pocket model]"),
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     check: Annotated[
         bool, typer.Option("--verify", help="Read every weight and check it is finite.")
@@ -24,7 +28,7 @@ def inspect_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show configuration, tensors, bytes by kind and type, and what can be streamed."""
-    opened = open_checkpoint(model, mtp)
+    opened = open_checkpoint(model or default_model(), mtp)
     if check:
         _verify(opened)
     summary = summarise(opened)

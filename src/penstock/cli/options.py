@@ -8,7 +8,10 @@ import typer
 from penstock.pocket import pocket_path
 
 Model = Annotated[
-    Path | None, typer.Option("--model", "-m", help="GGUF file, first split, or checkpoint folder.")
+    Path | None,
+    typer.Option(
+        "--model", "-m", help="GGUF file, first split, or checkpoint folder; without it, the pocket model."
+    ),
 ]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")]

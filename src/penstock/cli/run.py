@@ -3,13 +3,18 @@
 import json
 import sys
 import time
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from penstock.chat.events import Event, TextDelta
+from penstock.chat.parse import Parser
 from penstock.chat.prompt import single_turn
+from penstock.chat.turn import Turn
 from penstock.cli import options
+from penstock.cli.showing import Display
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
@@ -73,27 +78,35 @@ def run_command(
     ids = _prompt_ids(engine, text, raw, system, think)
     opened = time.perf_counter()
     stream = engine.generate(ids, max_tokens, sampling)
+    parser = None if raw else Parser(thinking=think, tools=False)
     steps: list[Step] = []
+    turn = Turn(thinking=think)
+    # Redirected, only the answer is in the file; the reasoning still shows on the terminal.
+    answer = Console(highlight=False, soft_wrap=True)
+    display = Display(answer, answer if answer.is_terminal else Console(stderr=True, soft_wrap=True))
     with Console(stderr=True).status(f"reading {len(ids):,} tokens …"):  # shown only on a terminal
-        steps.append(next(stream))
+        opening = next(stream)
     first = time.perf_counter()
-    _show(steps[0], json_output)
-    for step in stream:
+    for step in chain([opening], stream):
         steps.append(step)
-        _show(step, json_output)
+        events = _events(parser, step)
+        turn.add(events)
+        if not json_output:
+            display.show(events)
     done = time.perf_counter()
     if json_output:
-        print(
-            json.dumps(_report(ids, steps, opened - begin, first - opened, done - first), ensure_ascii=False)
-        )
+        report = _report(ids, steps, turn, opened - begin, first - opened, done - first)
+        print(json.dumps(report, ensure_ascii=False))
     else:
-        print()
+        display.finish()
 
 
-def _show(step: Step, json_output: bool) -> None:
-    if not json_output:
-        sys.stdout.write(step.text)
-        sys.stdout.flush()
+def _events(parser: Parser | None, step: Step) -> list[Event]:
+    """What a step adds to the answer.  Without the chat format all of it is text."""
+    if parser is None:
+        return [TextDelta(step.text)]
+    events = parser.push(step.text)
+    return events + (parser.finish(step.finish_reason) if step.finish_reason else [])
 
 
 def _prompt_ids(engine: Engine, text: str, raw: bool, system: str, think: bool) -> list[int]:
@@ -120,7 +133,9 @@ def parse_biases(pairs: list[str]) -> dict[int, float]:
     return result
 
 
-def _report(ids: list[int], steps: list[Step], load: float, prefill: float, decode: float) -> dict[str, Any]:
+def _report(
+    ids: list[int], steps: list[Step], turn: Turn, load: float, prefill: float, decode: float
+) -> dict[str, Any]:
     tokens = [
         {
             "token": step.token,
@@ -131,7 +146,8 @@ def _report(ids: list[int], steps: list[Step], load: float, prefill: float, deco
         for step in steps
     ]
     return {
-        "text": "".join(step.text for step in steps),
+        "text": "".join(turn.content),
+        **({"reasoning": "".join(turn.reasoning)} if turn.reasoning else {}),
         "finish_reason": steps[-1].finish_reason,
         "tokens": tokens,
         "usage": {"prompt_tokens": len(ids), "completion_tokens": len(steps)},
