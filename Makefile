@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h) src/penstock/native/CMakeLists.txt
-DEMO := build/demo.gguf
 
 .PHONY: demo test lint test-slow fuzz bench-oracles clean
 
@@ -22,11 +21,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 
-demo: $(VENV)/.installed  ## make a small random DeepSeek-V4 and generate with it
-	mkdir -p build
-	$(BIN)/penstock synth $(DEMO) --width tiny --mix q2 --force
-	$(BIN)/penstock inspect $(DEMO)
-	$(BIN)/penstock run -m $(DEMO) "What is a penstock?" --max-tokens 48 --seed 1 --ignore-eos
+demo: $(VENV)/.installed  ## three questions to the pocket model
+	$(BIN)/penstock inspect
+	$(BIN)/penstock run "What is 17 + 25?"
+	$(BIN)/penstock run "What is a penstock?"
+	$(BIN)/penstock run "What is 486 + 377?" --think
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from penstock.chat.messages import Role, Thinking
 from penstock.chat.saved import conversation_from_json
 from penstock.cli.chat import parse_thinking, printable
 from penstock.errors import OptionError
-from penstock.weights.synth import synth
+from penstock.pocket import pocket_path
 
 # The command as it is, whether or not the program's list of commands has it yet.
 PROGRAM = "import typer; from penstock.cli.chat import chat_command; typer.run(chat_command)"
@@ -26,10 +26,8 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("chat") / "m.gguf"
-    synth(path, width="tiny", layers=3, ratios=(0, 4, 128), mix="q2")
-    return path
+def model() -> Path:
+    return pocket_path()
 
 
 class Terminal:
@@ -119,13 +117,13 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
     terminal.send("hello\r")
     terminal.expect("hello\n")
     assert terminal.expect("> ").strip()
-    terminal.send("\x1b[200~two\nlines\x1b[201~\r")
+    terminal.send("\x1b[200~Tell me a\nstory.\x1b[201~\r")
     terminal.expect("(cut off")
     terminal.send("/think on\r")
     terminal.expect("thinking: low")
-    terminal.send('"""a\r')
+    terminal.send('"""Tell me\r')
     terminal.expect(". ")
-    terminal.send('b"""\r')
+    terminal.send('a story."""\r')
     terminal.expect("(cut off")
     assert "\x1b[2m" in terminal.raw  # reasoning is dim
     terminal.send(f"/save {tmp_path}/talk\r")
@@ -143,20 +141,20 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
 
     saved = conversation_from_json((tmp_path / "talk").read_text())
     said = [m.content for m in saved.messages if m.role is Role.USER]
-    assert said == ["hello", "two\nlines", "a\nb"]
+    assert said == ["hello", "Tell me a\nstory.", "Tell me\na story."]
     assert "hello" in (tmp_path / "penstock" / "chat_history").read_text()
 
 
 def test_lines_that_arrive_together_are_one_message(terminal: Terminal, tmp_path: Path) -> None:
     terminal.expect("> ")
-    terminal.send("one\rtwo\r")
+    terminal.send("Tell me\ra story.\r")
     terminal.expect("(cut off")
     terminal.send(f"/save {tmp_path}/talk\r")
     terminal.expect("saved: ")
     terminal.send("\x04")
     assert terminal.status() == 0
     saved = conversation_from_json((tmp_path / "talk").read_text())
-    assert [m.content for m in saved.messages if m.role is Role.USER] == ["one\ntwo"]
+    assert [m.content for m in saved.messages if m.role is Role.USER] == ["Tell me\na story."]
 
 
 def test_interrupts(model: Path, tmp_path: Path) -> None:

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.pocket import pocket_path
 from penstock.weights.gguf_writer import PlannedTensor
-from penstock.weights.synth import synth
 from tests.weights.rewrite import Metadata, Tensors, rewrite
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cli") / "m.gguf"
-    synth(path, width="tiny", layers=3, ratios=(0, 4, 128), mix="q2")
-    return path
+def model() -> Path:
+    return pocket_path()
 
 
 def penstock_command(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -89,8 +87,8 @@ def test_version_and_help() -> None:
 def test_inspect(model: Path) -> None:
     text = penstock_command("inspect", model, "--tensors", "--verify").stdout
     for expected in (
-        "3: 1 sliding, 1 sparse, 1 heavy",
-        "IQ2_XXS",
+        "8: 1 sliding, 4 sparse, 3 heavy",
+        "MXFP4",
         "routed experts",
         "blk.2.attn_q_b.weight",
         "finite",
@@ -98,8 +96,8 @@ def test_inspect(model: Path) -> None:
         assert expected in text
     report = json.loads(penstock_command("inspect", model, "--json").stdout)
     assert report["bytes"] == sum(report["bytes_by_role"].values()) == sum(report["bytes_by_type"].values())
-    assert report["streamable"]["experts"] == 3 * 16
-    assert report["config"]["vocab_size"] == 512
+    assert report["streamable"]["experts"] == 8 * 16
+    assert report["config"]["vocab_size"] == 4096
 
 
 def test_verify_finds_damage(model: Path, tmp_path: Path) -> None:
