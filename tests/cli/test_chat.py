@@ -15,7 +15,8 @@ import pytest
 
 from penstock.chat.messages import Role, Thinking
 from penstock.chat.saved import conversation_from_json
-from penstock.cli.chat import parse_thinking, printable
+from penstock.cli.chat import parse_thinking
+from penstock.cli.showing import printable
 from penstock.errors import OptionError
 from penstock.pocket import pocket_path
 
