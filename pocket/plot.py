@@ -7,31 +7,14 @@ python -m pocket.plot experts build/pocket/experts.json experts.svg
 import argparse
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#3b6ea5", "#b9772b", "#5a8f4e", "#8a4f8f")
+from penstock.bench.svg import COLOURS, page, text
+
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 860, 360, 60, 30, 50
 LOWEST, HIGHEST = 0.005, 8.0
 TICKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8)
-
-
-def page(width: int, height: int, body: Sequence[str]) -> str:
-    box = f'viewBox="0 0 {width} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="system-ui, sans-serif"'
-    return "\n".join(
-        [
-            f'{head} font-size="12">',
-            f'<rect width="{width}" height="{height}" fill="#fff"/>',
-            *body,
-            "</svg>\n",
-        ]
-    )
-
-
-def text(x: float, y: float, content: str, anchor: str = "middle", extra: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#1d2733" {extra}>{content}</text>'
 
 
 def curves(entries: list[dict[str, Any]]) -> str:
@@ -72,9 +55,7 @@ def curves(entries: list[dict[str, Any]]) -> str:
         body.append(
             f'<polyline points="{points}" fill="none" stroke="{COLOURS[number]}" stroke-width="1.6"/>'
         )
-        body.append(
-            text(LEFT + 100 + 190 * number, HEIGHT - 10, label, extra=f'style="fill:{COLOURS[number]}"')
-        )
+        body.append(text(LEFT + 100 + 190 * number, HEIGHT - 10, label, colour=COLOURS[number]))
     body.append(text(LEFT + inner, HEIGHT - 32, f"{last:,} steps", "end"))
     return page(WIDTH, HEIGHT, body)
 

@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 
-# weights ← kernels ← experts ← model ← kv ← engine ← chat ← cli; the tokenizer stands beside the weights.
+# weights ← kernels ← experts ← model ← kv ← engine ← chat, bench ← cli; the tokenizer stands beside the weights.
 FLOORS = {
     "errors": 0,
     "weights": 1,
@@ -20,6 +20,7 @@ FLOORS = {
     "kv": 5,
     "engine": 6,
     "chat": 7,
+    "bench": 7,
     "cli": 8,
 }
 ROOT = Path(penstock.__file__).parent

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 import penstock
+from penstock.cli.bench import bench_command
 from penstock.cli.chat import chat_command
 from penstock.cli.convert import convert_command
 from penstock.cli.inspect import inspect_command
@@ -40,6 +41,7 @@ def _options(
 app.command("run")(run_command)
 app.command("chat")(chat_command)
 app.command("inspect")(inspect_command)
+app.command("bench")(bench_command)
 app.command("convert")(convert_command)
 app.command("synth")(synth_command)
 

@@ -1,0 +1,83 @@
+"""Where the time of a step goes, measured from the outside: the model knows nothing of it and pays nothing."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.bench.traffic import Part
+from penstock.model.model import DeepSeekV4
+
+
+class Stopwatch:
+    """Adds up the time of wrapped functions.  A part does not count what a part inside it takes.
+
+    >>> watch = Stopwatch()
+    >>> inner = watch.wrap(Part.ROUTED, lambda: time.sleep(0.01))
+    >>> outer = watch.wrap(Part.SHARED, lambda: inner())
+    >>> outer()
+    >>> watch.seconds[Part.ROUTED] > watch.seconds[Part.SHARED]
+    True
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[Part, float] = defaultdict(float)
+        self._inside = [0.0]  # for each part now running: what the parts inside it have taken so far
+
+    def wrap(self, part: Part, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inside.append(0.0)
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = time.perf_counter() - begin
+                self.seconds[part] += taken - self._inside.pop()
+                self._inside[-1] += taken
+
+        return timed
+
+
+# Methods of a layer, as paths from it.  One that is gone counts with the part around it.
+LAYER_PARTS = (
+    ("attn_mix.collapse", Part.MIXING),
+    ("attn_mix.expand", Part.MIXING),
+    ("ffn_mix.collapse", Part.MIXING),
+    ("ffn_mix.expand", Part.MIXING),
+    ("attention.forward", Part.ATTENTION),
+    ("moe.forward", Part.SHARED),  # less router and routed experts, which run inside it
+    ("moe.router.route", Part.ROUTER),
+    ("moe.experts.run", Part.ROUTED),
+)
+MODEL_PARTS = (("embed", Part.EMBEDDING), ("head", Part.HEAD), ("draft.remember", Part.DRAFT))
+
+
+@contextmanager
+def watching(model: DeepSeekV4) -> Iterator[Stopwatch]:
+    """While inside, the model's parts are timed.  Afterwards it is as it was."""
+    watch = Stopwatch()
+    wrapped: set[tuple[int, str]] = set()
+    targets: list[tuple[object, str, Part]] = [(model, *target) for target in MODEL_PARTS]
+    targets += [(layer, *target) for layer in model.layers for target in LAYER_PARTS]
+    undo = []
+    try:
+        for root, path, part in targets:
+            owner, name = _resolve(root, path)
+            if owner is None or (id(owner), name) in wrapped:  # all layers share one store of experts
+                continue
+            wrapped.add((id(owner), name))
+            setattr(owner, name, watch.wrap(part, getattr(owner, name)))  # hides the class's method
+            undo.append((owner, name))
+        yield watch
+    finally:
+        for owner, name in undo:
+            delattr(owner, name)
+
+
+def _resolve(root: Any, path: str) -> tuple[Any, str]:
+    """The object that has the method, and the method's name; (None, name) if it is not there."""
+    *steps, name = path.split(".")
+    for step in steps:
+        root = getattr(root, step, None)
+    return (root if hasattr(root, name) else None), name
