@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.engine.engine import Engine
 from penstock.experts.store import ExpertStore
+from penstock.kernels.ops import Expert
 from penstock.pocket import pocket_path
 from pocket.batches import encode
 from pocket.data import MIXTURE, sample
@@ -27,11 +28,20 @@ class CountingExperts(ExpertStore):
         self.inner = inner
         self.counts = np.zeros((layers, experts))
 
-    def run(self, block: str, x: Tensor, ids: Tensor, weights: Tensor, limit: float) -> Tensor:
+    def run(
+        self,
+        block: str,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        limit: float,
+        shared: Expert | None = None,
+        shared_limit: float = 0.0,
+    ) -> Tensor:
         if block.startswith("blk."):
             chosen = np.bincount(ids.flatten().numpy(), minlength=self.counts.shape[1])
             self.counts[int(block.removeprefix("blk."))] += chosen
-        return self.inner.run(block, x, ids, weights, limit)
+        return self.inner.run(block, x, ids, weights, limit, shared, shared_limit)
 
 
 def expert_use(engine: Engine, conversations: int = PER_SKILL) -> dict[str, list[list[float]]]:

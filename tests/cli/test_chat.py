@@ -18,7 +18,7 @@ from penstock.chat.saved import conversation_from_json
 from penstock.cli.chat import parse_thinking
 from penstock.cli.showing import printable
 from penstock.errors import OptionError
-from penstock.pocket import pocket_path
+from penstock.weights.synth import synth
 
 # The command as it is, whether or not the program's list of commands has it yet.
 PROGRAM = "import typer; from penstock.cli.chat import chat_command; typer.run(chat_command)"
@@ -27,8 +27,10 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return pocket_path()
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chat") / "m.gguf"
+    synth(path, width="tiny", layers=3, ratios=(0, 4, 128), mix="q2")
+    return path
 
 
 class Terminal:
@@ -118,13 +120,13 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
     terminal.send("hello\r")
     terminal.expect("hello\n")
     assert terminal.expect("> ").strip()
-    terminal.send("\x1b[200~Tell me a\nstory.\x1b[201~\r")
+    terminal.send("\x1b[200~two\nlines\x1b[201~\r")
     terminal.expect("(cut off")
     terminal.send("/think on\r")
     terminal.expect("thinking: low")
-    terminal.send('"""Tell me\r')
+    terminal.send('"""a\r')
     terminal.expect(". ")
-    terminal.send('a story."""\r')
+    terminal.send('b"""\r')
     terminal.expect("(cut off")
     assert "\x1b[2m" in terminal.raw  # reasoning is dim
     terminal.send(f"/save {tmp_path}/talk\r")
@@ -142,20 +144,20 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
 
     saved = conversation_from_json((tmp_path / "talk").read_text())
     said = [m.content for m in saved.messages if m.role is Role.USER]
-    assert said == ["hello", "Tell me a\nstory.", "Tell me\na story."]
+    assert said == ["hello", "two\nlines", "a\nb"]
     assert "hello" in (tmp_path / "penstock" / "chat_history").read_text()
 
 
 def test_lines_that_arrive_together_are_one_message(terminal: Terminal, tmp_path: Path) -> None:
     terminal.expect("> ")
-    terminal.send("Tell me\ra story.\r")
+    terminal.send("one\rtwo\r")
     terminal.expect("(cut off")
     terminal.send(f"/save {tmp_path}/talk\r")
     terminal.expect("saved: ")
     terminal.send("\x04")
     assert terminal.status() == 0
     saved = conversation_from_json((tmp_path / "talk").read_text())
-    assert [m.content for m in saved.messages if m.role is Role.USER] == ["Tell me\na story."]
+    assert [m.content for m in saved.messages if m.role is Role.USER] == ["one\ntwo"]
 
 
 def test_interrupts(model: Path, tmp_path: Path) -> None:
@@ -191,6 +193,18 @@ def test_as_a_filter(model: Path) -> None:
     assert "expected off, on, low, high or max" in result.stdout
     assert result.stdout.count("(cut off") == 2
     assert "\x1b" not in result.stdout
+
+
+def test_the_pocket_model_answers_and_remembers() -> None:
+    command = [sys.executable, "-m", "penstock", "chat", "--temperature", "0"]
+    told = "What is 17 + 25?\n/think on\nWhat is 17 + 25?\n"
+    result = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    plain, _, thought = result.stdout.partition("thinking: low")
+    assert "42" in plain
+    assert "carry" in thought or "ones" in thought  # shown, but no marker of it
+    assert "42" in thought.rstrip().split("\n\n")[-1]
+    assert "think>" not in result.stdout
 
 
 def test_efforts() -> None:

@@ -17,11 +17,14 @@ from penstock.weights.tensor import FP8_BLOCK, TensorInfo, Weight
 from penstock.weights.types import WeightType
 
 # Type, and where its blocks keep float16 scales: bytes that must not be random, or weights become NaN.
-HALF_SCALES = {types.Q4_K: (0, 2), types.Q2_K: (80, 82), types.IQ2_XXS: (0,)}
+HALF_SCALES = {types.Q4_0: (0,), types.Q4_K: (0, 2), types.Q2_K: (80, 82), types.IQ2_XXS: (0,)}
 WEIGHT_TYPES = (
     *(types.F32, types.F16, types.BF16, types.Q8_0, types.MXFP4),
-    *(types.Q4_K, types.Q2_K, types.IQ2_XXS, types.FP8_E4M3),
+    *(types.Q4_K, types.Q2_K, types.IQ2_XXS, types.FP8_E4M3, types.FP4_E2M1),
 )
+INTEGER_TYPES = tuple(
+    kind for kind in WEIGHT_TYPES if kind not in (types.F32, types.F16, types.BF16, types.FP8_E4M3)
+)  # inputs are rounded to 16 bits for these
 
 
 def make_weight(path: Path, kind: WeightType, out: int, columns: int, seed: int = 0, pad: int = 4) -> Weight:
@@ -35,6 +38,10 @@ def make_weight(path: Path, kind: WeightType, out: int, columns: int, seed: int 
         raw = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         shape = (-(-out // FP8_BLOCK), -(-columns // FP8_BLOCK))
         tail = rng.integers(124, 131, shape, dtype=np.uint8).tobytes()
+    elif kind is types.FP4_E2M1:
+        raw = rng.integers(0, 256, (out, columns // 2), dtype=np.uint8)
+        shape = (out, columns // 32)
+        tail = rng.integers(118, 124, shape, dtype=np.uint8).tobytes()
     elif kind in HALF_SCALES:
         raw = rng.integers(0, 256, (out, nbytes // out), dtype=np.uint8)
         blocks = raw.reshape(-1, kind.block_bytes)
@@ -52,7 +59,8 @@ def make_weight(path: Path, kind: WeightType, out: int, columns: int, seed: int 
 
 def columns_for(kind: WeightType, at_least: int) -> int:
     """A width that a row of this type can have, odd where it may be."""
-    return -(-at_least // kind.block) * kind.block
+    block = 32 if kind is types.FP4_E2M1 else kind.block
+    return -(-at_least // block) * block
 
 
 def random(*shape: int, seed: int = 0, spread: float = 1.0) -> Tensor:
@@ -68,6 +76,33 @@ def assert_close(found: Tensor, expected: Tensor, relative: float = 2e-6) -> Non
     assert not wrong.any(), (found[wrong][:5], expected[wrong][:5])
 
 
+def exact_product(x: Tensor, weight: Weight) -> Tensor:
+    """In float64, with the decoded weights."""
+    return x.double() @ torch.from_numpy(weight.decode().copy()).double().T
+
+
+def product_bound(x: Tensor, weight: Weight) -> Tensor:
+    """How far a product may be from the exact one: half a step of 16 bits for every input, where inputs are
+    rounded, and the rounding of float32 sums."""
+    w = torch.from_numpy(weight.decode().copy()).double().abs()
+    x = x.double().abs()
+    sums = 3e-7 * x @ w.T
+    if weight.kind not in INTEGER_TYPES:
+        return sums
+    blocks = torch.nn.functional.pad(x, (0, -x.shape[1] % 256)).unflatten(1, (-1, 256))
+    step = (blocks.amax(-1) / 32767).clamp(min=2.0**-126).repeat_interleave(256, 1)[:, : x.shape[1]]
+    # Formats with minimums subtract what is larger than the difference: their sums round a little more.
+    more = 2e-6 * x @ (w + w.amax(1, keepdim=True)).T if weight.kind in (types.Q2_K, types.Q4_K) else 0
+    bound: Tensor = 0.501 * step @ w.T + sums + more + 1e-37
+    return bound
+
+
+def assert_product(found: Tensor, x: Tensor, weight: Weight) -> None:
+    wrong = (found - exact_product(x, weight)).abs() - product_bound(x, weight)
+    assert not (wrong > 0).any(), f"{weight.kind.name}: {wrong.max():.2e} over the bound"
+    assert found.isfinite().all()
+
+
 def assert_same_bits(found: Tensor, expected: Tensor) -> None:
     """Equal in every bit, NaN and signs of zeros included."""
     assert found.shape == expected.shape
@@ -81,13 +116,13 @@ def assert_same_bits(found: Tensor, expected: Tensor) -> None:
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Ops use `count` threads inside, however little there is to do."""
-    before = torch.get_num_threads(), parallel.WORTH_SHARING
-    torch.set_num_threads(count)
+    before = parallel.threads(), parallel.WORTH_SHARING
+    parallel.set_threads(count)
     parallel.WORTH_SHARING = 1
     try:
         yield
     finally:
-        torch.set_num_threads(before[0])
+        parallel.set_threads(before[0])
         parallel.WORTH_SHARING = before[1]
 
 

@@ -87,7 +87,7 @@ library.find = lambda: Path(sys.argv[1])
 assert library.native()._name == sys.argv[1]
 import pytest
 folder = sys.argv[2]
-names = ("test_linear.py", "test_rowwise.py", "test_attention.py")
+names = ("test_linear.py", "test_expert_op.py", "test_rowwise.py", "test_attention.py")
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(f"{folder}/{name}" for name in names)]))
 """
 

@@ -39,7 +39,7 @@ def test_stretched_frequencies() -> None:
 
 
 def test_angles_stay_exact_at_a_million() -> None:
-    cos, sin = Frequencies(FLASH, compressed=True).rotation(torch.tensor([1_048_575]))
+    cos, sin = Frequencies(FLASH, compressed=True).rotation(cpu, torch.tensor([1_048_575]))
     angle = 1_048_575 * 1.0  # the fastest pair turns one radian per token
     assert float(cos[0, 0]) == pytest.approx(math.cos(angle), abs=1e-7)
     assert float(sin[0, 0]) == pytest.approx(math.sin(angle), abs=1e-7)

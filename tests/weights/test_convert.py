@@ -25,6 +25,7 @@ from penstock.weights.safetensors_reader import read_safetensors
 from penstock.weights.types import F32
 from tests.oracles import hf, llamacpp
 from tests.weights.converting import (
+    INPUTS_ROUNDED,
     LENGTH,
     LLAMACPP_ROUNDING,
     ROUNDING,
@@ -63,7 +64,7 @@ def test_every_mix_computes_with_the_numbers_it_stores(mix: str, tmp_path: Path)
         model, ids = load_back(config, path), hf.random_ids(config, LENGTH, seed)
         if hf.smallest_gap(model, ids) > hf.SAFE_GAP:
             break
-    assert distance(engine_logits(path, ids), hf.logits(model, ids)) < ROUNDING
+    assert distance(engine_logits(path, ids), hf.logits(model, ids)) < INPUTS_ROUNDED
     llamacpp.loads(path)
 
 
@@ -130,9 +131,9 @@ def test_official_folder_is_the_model_it_was_made_from(published: Published) -> 
     expected = published.made.model.model.layers[0].self_attn.q_b_proj.weight.detach().numpy()
     assert np.array_equal(checkpoint.weight("blk.0.attn_q_b.weight").decode(), expected)
     expected = hf.logits(published.made.model, published.ids)
-    assert distance(engine_logits(published.folder, published.ids), expected) < ROUNDING
+    assert distance(engine_logits(published.folder, published.ids), expected) < INPUTS_ROUNDED
     expected = hf.mtp_logits(published.made.model, published.mtp, published.ids)
-    assert distance(engine_mtp_logits(published.folder, published.ids), expected) < ROUNDING
+    assert distance(engine_mtp_logits(published.folder, published.ids), expected) < INPUTS_ROUNDED
 
 
 def test_official_experts_survive_in_mxfp4(published: Published, tmp_path: Path) -> None:

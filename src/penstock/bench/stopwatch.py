@@ -41,10 +41,10 @@ class Stopwatch:
 
 # Methods of a layer, as paths from it.  One that is gone counts with the part around it.
 LAYER_PARTS = (
-    ("attn_mix.collapse", Part.MIXING),
-    ("attn_mix.expand", Part.MIXING),
-    ("ffn_mix.collapse", Part.MIXING),
-    ("ffn_mix.expand", Part.MIXING),
+    ("attn_mix.enter", Part.MIXING),
+    ("attn_mix.leave", Part.MIXING),
+    ("ffn_mix.enter", Part.MIXING),
+    ("ffn_mix.leave", Part.MIXING),
     ("attention.forward", Part.ATTENTION),
     ("moe.forward", Part.SHARED),  # less router and routed experts, which run inside it
     ("moe.router.route", Part.ROUTER),

@@ -17,6 +17,7 @@ from penstock.engine.steps import Generation, Step
 from penstock.errors import OptionError, TokenError
 from penstock.experts.store import MappedExperts
 from penstock.kernels import cpu
+from penstock.kernels.cpu import parallel
 from penstock.kv.snapshot import load_snapshot
 from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
 from penstock.model.model import DeepSeekV4
@@ -61,7 +62,8 @@ class Engine:
         if context is not None and context > self.config.context_length:
             raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
         self.context = context or self.config.context_length
-        torch.set_num_threads(self.options.thread_count)
+        parallel.set_threads(self.options.thread_count)
+        torch.set_num_threads(1)  # see `parallel`
         self.model = DeepSeekV4(
             self.checkpoint,
             cpu,

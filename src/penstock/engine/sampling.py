@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import OptionError, PenstockError
+from penstock.kernels.cpu.logits import best, draw, log_sum, top
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +87,38 @@ class Sampler:
 
     def sample(self, logits: NDArray[np.float32]) -> Sampled:
         """logits [vocab] → the next token"""
-        if not math.isfinite(float(logits.max())):
+        likeliest, highest = top(logits)
+        if likeliest < 0 or not math.isfinite(highest):
             raise PenstockError("the model produced logits that are not finite; its weights may be damaged")
-        raw = logits.astype(np.float64)
-        adjusted = self._penalise(raw)
-        if self.sampling.temperature == 0:
-            token = int(adjusted.argmax())  # argmax takes the lower id on ties
-        else:
-            token = self._draw(adjusted / self.sampling.temperature)
+        norm = log_sum(logits, highest)
+        adjusted = self._penalise(logits)
+        if adjusted is not logits:
+            likeliest, highest = top(adjusted)
+        # A bias may be infinite; then there is nothing to draw.
+        drawn = self.sampling.temperature > 0 and highest < math.inf
+        token = self._draw(adjusted, highest) if drawn else likeliest
         self.count += 1
         self.seen.add(token)
         self.output[token] += 1
-        norm = raw.max() + math.log(np.exp(raw - raw.max()).sum())
-        best = _best_first(raw)[: self.sampling.top_logprobs].tolist() if self.sampling.top_logprobs else []
-        return Sampled(token, float(raw[token] - norm), [(t, float(raw[t] - norm)) for t in best])
+        wanted = self.sampling.top_logprobs
+        alternatives = best(logits, wanted).tolist() if wanted else []
+        return Sampled(
+            token, float(logits[token]) - norm, [(t, float(logits[t]) - norm) for t in alternatives]
+        )
 
-    def _penalise(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _penalise(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits with penalties and bias; the very same array if there are none."""
         s = self.sampling
+        repeated = s.repetition_penalty != 1 and self.seen
+        counted = self.output and (s.presence_penalty or s.frequency_penalty)
+        if not (repeated or counted or s.logit_bias):
+            return raw
         logits = raw.copy()
-        if s.repetition_penalty != 1 and self.seen:
+        if repeated:
             ids = np.fromiter(self.seen, np.int64)
             values = logits[ids]
             logits[ids] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
-        if self.output and (s.presence_penalty or s.frequency_penalty):
+        if counted:
             ids = np.fromiter(self.output, np.int64)
             counts = np.fromiter(self.output.values(), np.float64)
             logits[ids] -= s.presence_penalty + s.frequency_penalty * counts
@@ -116,25 +126,8 @@ class Sampler:
             logits[token] += bias
         return logits
 
-    def _draw(self, logits: NDArray[np.float64]) -> int:
+    def _draw(self, logits: NDArray[np.float32], highest: float) -> int:
         s = self.sampling
-        order = _best_first(logits)
-        if s.top_k:
-            order = order[: s.top_k]
-        weights = np.exp(logits[order] - logits[order[0]])
-        probabilities = weights / weights.sum()
-        keep = len(order)
-        if s.top_p < 1:  # the smallest set that reaches top_p, never empty
-            keep = int(np.searchsorted(np.cumsum(probabilities), s.top_p)) + 1
-        if s.min_p > 0:
-            keep = min(keep, int(np.count_nonzero(probabilities >= s.min_p * probabilities[0])))
-        cumulative = np.cumsum(probabilities[: max(1, keep)])
         # One number per step from a counter-based generator: independent of batch-mates and of earlier draws.
-        generator = np.random.Generator(np.random.Philox(key=self.seed, counter=self.count))
-        at = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
-        return int(order[min(at, len(cumulative) - 1)])
-
-
-def _best_first(logits: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Token ids by falling logit, ties by rising id."""
-    return np.argsort(-logits, kind="stable")
+        chance = np.random.Generator(np.random.Philox(key=self.seed, counter=self.count)).random()
+        return draw(logits, highest, s.temperature, s.top_k, s.top_p, s.min_p, chance)

@@ -5,10 +5,13 @@ All tensors are float32 unless said otherwise; `window` and `rows` come in the c
 float32).
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from penstock.kernels import parts
+from penstock.kernels.parts import AllRows, RecentRows, Rotation, Span
 from penstock.weights.tensor import Weight
 
 
@@ -20,9 +23,25 @@ class Mix(NamedTuple):
     comb: Tensor  # [rows, streams, streams]  source × destination: how streams carry over
 
 
-class Ops(Protocol):
+class Expert:
+    """The three matrices of one expert: gate and up [width, hidden], down [hidden, width]."""
+
+    __slots__ = ("down", "gate", "prepared", "up")
+
+    def __init__(self, gate: Weight, up: Weight, down: Weight):
+        self.gate, self.up, self.down = gate, up, down
+        self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
+
+
+class SmallOps(Protocol):
+    """One formula each."""
+
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x [rows, in] · weight [out, in] → float32 [rows, out]"""
+        ...
+
+    def linears(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        """`linear` of one input with each of several weights."""
         ...
 
     def grouped_linear(self, x: Tensor, weight: Weight, groups: int) -> Tensor:
@@ -39,6 +58,10 @@ class Ops(Protocol):
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
         """RoPE on the last 2 · cos.shape[-1] channels of x [rows, …, dim], adjacent channels paired."""
+        ...
+
+    def angles(self, positions: Tensor, speed: Tensor) -> Rotation:
+        """cos and sin of positions [rows] times speed [half], in double precision until the end."""
         ...
 
     def hyper_mix(
@@ -102,6 +125,21 @@ class Ops(Protocol):
         """silu(min(gate, limit)) · clamp(up, ±limit)"""
         ...
 
+    def experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        chosen: Mapping[int, Expert],
+        limit: float,
+        shared: Expert | None = None,
+        shared_limit: float = 0.0,
+    ) -> Tensor:
+        """Sum over each row's experts of weight · down(swiglu(gate(x), up(x), limit)).  x [rows, hidden]; ids,
+        weights [rows, k]; `chosen` has every id that occurs.  Added in ascending order of id, those with the same
+        id in order of slot, then the shared expert, which has a limit of its own, if there is one."""
+        ...
+
     def round_fp8(self, x: Tensor, group: int) -> Tensor:
         """Round trip through FP8 e4m3 with one power-of-two scale per `group` channels."""
         ...
@@ -112,4 +150,72 @@ class Ops(Protocol):
 
     def hadamard(self, x: Tensor) -> Tensor:
         """Normalised Walsh–Hadamard transform of the last axis (a power of two)."""
+        ...
+
+
+class Ops(SmallOps, Protocol):
+    """The steps of a layer, each in one call: what a forward pass is made of.  `composed` says what each one does.
+
+    Whoever wants to keep a result keeps the tensor itself, not a view of it: once it is let go, its memory may serve
+    the next call with the same part.  A part is used by one thread at a time.
+    """
+
+    def hyper_enter(self, streams: Tensor, part: parts.Hyper) -> tuple[Tensor, Tensor]:
+        """Into a sublayer: streams [rows, n, hidden] → its input [rows, hidden], collapsed and normed, and the mix
+        [rows, pre n | post n | comb n · n] that `hyper_leave` needs."""
+        ...
+
+    def hyper_leave(self, y: Tensor, streams: Tensor, mix: Tensor) -> None:
+        """Out of a sublayer: its output y [rows, hidden] goes into the streams, in place."""
+        ...
+
+    def project(self, x: Tensor, part: parts.Projections) -> Tensor:
+        """x [rows, hidden] → [rows, part.width]"""
+        ...
+
+    def queries(
+        self, projected: Tensor, part: parts.Queries, rotation: Rotation
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries [rows, heads, dim], normed and turned, and the indexer's [rows, index_heads, index_dim]."""
+        ...
+
+    def remember(
+        self, projected: Tensor, part: parts.Keys, rotation: Rotation, span: Span, window: RecentRows
+    ) -> None:
+        """Key/value rows of one sequence into its window, rounded to the window's type."""
+        ...
+
+    def compress(
+        self, projected: Tensor, part: parts.Compression, span: Span, frontier: RecentRows, rows: AllRows
+    ) -> None:
+        """Tokens of one sequence into a compressor: what they complete becomes rows, the rest waits at the
+        frontier, [value | score] of each token."""
+        ...
+
+    def choose(
+        self, index_q: Tensor, projected: Tensor, part: parts.Choice, span: Span, rows: AllRows
+    ) -> Tensor | None:
+        """Compressed rows that one sequence's tokens may see [count, k], −1 behind the last; None: all there are."""
+        ...
+
+    def look(
+        self,
+        q: Tensor,
+        part: parts.Sight,
+        rotation: Rotation,
+        span: Span,
+        window: RecentRows,
+        rows: AllRows | None,
+        picks: Tensor | None,
+    ) -> None:
+        """Attention of one sequence's tokens, positions turned back out of the result, which takes the place of
+        their queries q [rows, heads, dim]."""
+        ...
+
+    def output(self, heads: Tensor, part: parts.Output) -> Tensor:
+        """Heads' results [rows, heads, dim] → [rows, hidden]"""
+        ...
+
+    def choose_experts(self, x: Tensor, tokens: Tensor, part: parts.Routing) -> tuple[Tensor, Tensor]:
+        """Expert ids and weights [rows, count] for x [rows, hidden]."""
         ...

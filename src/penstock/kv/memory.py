@@ -1,6 +1,7 @@
 """Two kinds of memory for attention state: a ring of recent rows, and rows that only ever grow."""
 
 import mmap
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,43 +11,66 @@ from torch import Tensor
 class Ring:
     """The most recent rows of a series, addressed by absolute position.  storage: [capacity, width]
 
-    New rows are staged first and become part of the ring with `commit`, so that a step that fails half-way
-    leaves the ring as it was.
+    Rows of a step under way must not replace any that still count, because the step may fail.  A single row goes
+    straight to its place: there it replaces one that is out of everybody's reach (a window of n rows is n − 1 earlier
+    ones and the newest).  More rows wait in `fresh` and become part of the ring with `commit`.
     """
 
     def __init__(self, capacity: int, width: int, dtype: torch.dtype):
         self.storage = torch.zeros(capacity, width, dtype=dtype)
-        self._staged: tuple[int, Tensor] | None = None
-
-    @property
-    def capacity(self) -> int:
-        return self.storage.shape[0]
+        self.capacity = capacity
+        self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
+        self.fresh: Tensor | None = None
+        self._start = 0  # position of the first fresh row
 
     def _slots(self, start: int, stop: int) -> Tensor:
         return torch.arange(start, stop) % self.capacity
 
     def read(self, start: int, stop: int) -> Tensor:
-        """A copy of rows [start, stop).  The caller knows which positions are still here."""
-        return self.storage[self._slots(start, stop)]
+        """A copy of rows [start, stop), fresh ones included.  The caller knows which are still here."""
+        if self.fresh is None or stop <= self._start:
+            return self.storage[self._slots(start, stop)]
+        earlier = self.storage[self._slots(start, max(start, self._start))]
+        return torch.cat((earlier, self.fresh[max(0, start - self._start) : stop - self._start]))
+
+    def open(self, position: int, count: int) -> Tensor | None:
+        """Memory for rows of positions [position, position + count), to be filled: [count, width], or None: they go
+        to their places in the ring."""
+        if count == 1:
+            self.fresh = None
+        else:
+            self.fresh, self._start = self.storage.new_empty(count, self.storage.shape[1]), position
+        return self.fresh
+
+    def write(self, position: int, rows: Tensor) -> None:
+        """`open`, and fills it."""
+        if rows.shape[0] == 1:
+            self.open(position, 1)
+            self.storage[position % self.capacity] = rows[0]
+        else:
+            self.stage(position, rows)
 
     def stage(self, position: int, rows: Tensor) -> None:
-        """Rows for `position` onwards; of a long run only the last `capacity` are kept."""
+        """Rows for `position` onwards, kept out of the ring whatever their number; of a long run only the last."""
         skip = max(0, rows.shape[0] - self.capacity)
-        self._staged = (position + skip, rows[skip:].to(self.storage.dtype, copy=True))
+        self._start, self.fresh = position + skip, rows[skip:].to(self.storage.dtype, copy=True)
+
+    def trim(self) -> None:
+        """Fresh rows that will not fit the ring have been used and may go."""
+        if self.fresh is not None and (skip := self.fresh.shape[0] - self.capacity) > 0:
+            self._start, self.fresh = self._start + skip, self.fresh[skip:].clone()
 
     def commit(self) -> None:
-        if self._staged is not None:
-            position, rows = self._staged
-            self.storage[self._slots(position, position + rows.shape[0])] = rows
-            self._staged = None
+        if self.fresh is not None:
+            self.trim()
+            self.storage[self._slots(self._start, self._start + self.fresh.shape[0])] = self.fresh
+            self.fresh = None
 
     def discard(self) -> None:
-        self._staged = None
+        self.fresh = None
 
-    def clone(self) -> "Ring":
-        copy = Ring(self.capacity, self.storage.shape[1], self.storage.dtype)
-        copy.storage.copy_(self.storage)
-        return copy
+    def copy_from(self, other: "Ring") -> None:
+        self.storage.copy_(other.storage)
 
 
 class GrowingRows:

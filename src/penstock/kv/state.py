@@ -40,7 +40,7 @@ class CompressorMemory:
         self.rows = GrowingRows(layout.context // layer.ratio, dim, layout.kv_dtype)
 
     def copy_from(self, other: "CompressorMemory", position: int) -> None:
-        self.frontier = other.frontier.clone()
+        self.frontier.copy_from(other.frontier)
         self.rows = other.rows.clone(position // self.ratio)
 
 
@@ -66,7 +66,7 @@ class LayerMemory:
         return [self.window, *(memory.frontier for _, memory in self.compressors)]
 
     def copy_from(self, other: "LayerMemory", position: int) -> None:
-        self.window = other.window.clone()
+        self.window.copy_from(other.window)
         for (_, mine), (_, theirs) in zip(self.compressors, other.compressors, strict=True):
             mine.copy_from(theirs, position)
 
@@ -89,6 +89,7 @@ class SequenceMemory:
         self.floor = 0
         self.layers = [LayerMemory(layout, layer) for layer in layout.config.layers]
         self.draft = DraftMemory(layout) if layout.draft else None
+        self.rings = list(self._rings())
 
     def layer(self, number: int) -> LayerMemory:
         return self.layers[number]
@@ -108,14 +109,15 @@ class SequenceMemory:
 
     def commit(self, count: int) -> None:
         """A step over `count` tokens succeeded: what it staged becomes part of the state."""
-        for ring in self._rings():
-            ring.commit()
+        for ring in self.rings:
+            if ring.fresh is not None:
+                ring.commit()
         self.position += count
         self.floor = max(self.floor, self.position - self.layout.max_rewind)
 
     def discard(self) -> None:
         """A step failed: the state is as it was."""
-        for ring in self._rings():
+        for ring in self.rings:
             ring.discard()
 
     def rewind(self, count: int) -> None:
@@ -140,7 +142,7 @@ class SequenceMemory:
             mine.copy_from(theirs, self.position)
         if copy.draft is not None and self.draft is not None:
             copy.draft.layer.copy_from(self.draft.layer, self.position)
-            copy.draft.streams = self.draft.streams.clone()
+            copy.draft.streams.copy_from(self.draft.streams)
         return copy
 
     # ── as named tensors, for snapshots and comparison ────────────────────────────────────────────────────
@@ -186,7 +188,7 @@ class SequenceMemory:
 
     def live_bytes(self) -> int:
         """Bytes of state in use: the fixed rings and the rows written so far."""
-        rings = sum(ring.storage.nbytes for ring in self._rings())
+        rings = sum(ring.storage.nbytes for ring in self.rings)
         rows = sum(
             memory.view(last).nbytes
             for _, memory, _, last in self._series()

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.model.rope import Frequencies, Rotation
+from penstock.kernels.ops import SmallOps
+from penstock.kernels.parts import Rotation
+from penstock.model.rope import Frequencies
 from penstock.model.state import SequenceState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's share of a batch: rows [start, stop), positions from `position` on."""
 
@@ -20,15 +22,11 @@ class Segment:
     position: int
 
     @property
-    def count(self) -> int:
-        return self.stop - self.start
-
-    @property
     def rows(self) -> slice:
         return slice(self.start, self.stop)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Tokens and positions of all rows, who they belong to, and the rotations both layer kinds need."""
 
@@ -40,7 +38,10 @@ class Batch:
 
     @staticmethod
     def build(
-        work: Sequence[tuple[SequenceState, Sequence[int]]], plain: Frequencies, compressed: Frequencies
+        ops: SmallOps,
+        work: Sequence[tuple[SequenceState, Sequence[int]]],
+        plain: Frequencies,
+        compressed: Frequencies,
     ) -> "Batch":
         segments: list[Segment] = []
         tokens: list[int] = []
@@ -55,6 +56,6 @@ class Batch:
             torch.tensor(tokens, dtype=torch.long),
             where,
             tuple(segments),
-            plain.rotation(where),
-            compressed.rotation(where),
+            plain.rotation(ops, where),
+            compressed.rotation(ops, where),
         )

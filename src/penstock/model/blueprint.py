@@ -28,6 +28,10 @@ class Blueprint:
     def config(self) -> ModelConfig:
         return self.checkpoint.config
 
+    @property
+    def simulate(self) -> bool:
+        return self.precision.simulate
+
     def weight(self, name: str) -> Weight:
         """A matrix, left where it lies."""
         return self.checkpoint.weight(name)

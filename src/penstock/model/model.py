@@ -55,19 +55,19 @@ class DeepSeekV4:
 
     def batch(self, work: Sequence[tuple[SequenceState, Sequence[int]]]) -> Batch:
         """Rows for the next tokens of several sequences."""
-        return Batch.build(work, self.plain, self.compressed)
+        return Batch.build(self.ops, work, self.plain, self.compressed)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens [rows] → streams [rows, n, hidden], all alike at first"""
         return self.ops.embed(tokens, self.embedding).unsqueeze(1).repeat(1, self.config.streams, 1)
 
     def forward(self, batch: Batch, streams: Tensor | None = None) -> Tensor:
-        """Runs this slice's layers and stages what the sequences must remember."""
+        """Runs this slice's layers on the streams, in place, and stages what the sequences must remember."""
         if streams is None:
             streams = self.embed(batch.tokens)
         for number, layer in enumerate(self.layers, start=self.first):
             states = [segment.state.layer(number) for segment in batch.segments]
-            streams = layer.forward(streams, batch, states)
+            layer.forward(streams, batch, states)
         if self.draft is not None:
             self.draft.remember(streams, batch, self)
         return streams

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ModelFormatError
+from penstock.kernels.ops import Expert
+from penstock.kernels.parts import Routing
 from penstock.model.blueprint import Blueprint
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import LayerConfig
@@ -14,21 +16,18 @@ class Router:
     """Chooses experts by score, or by a fixed table of token ids; weights always come from the scores."""
 
     def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
-        self.ops, self.config = blueprint.ops, blueprint.config
-        self.gate = blueprint.weight(f"{prefix}.ffn_gate_inp.weight")
-        self.table: Tensor | None = None
-        self.bias: Tensor | None = None
+        c, table, bias = blueprint.config, None, None
         if layer.hashed:
-            self.table = _hash_table(blueprint.checkpoint, f"{prefix}.ffn_gate_tid2eid.weight")
+            table = _hash_table(blueprint.checkpoint, f"{prefix}.ffn_gate_tid2eid.weight")
         else:
-            self.bias = blueprint.vector(f"{prefix}.exp_probs_b.bias")
+            bias = blueprint.vector(f"{prefix}.exp_probs_b.bias")
+        gate = blueprint.weight(f"{prefix}.ffn_gate_inp.weight")
+        self.ops = blueprint.ops
+        self.part = Routing(gate, bias, table, c.experts_used, c.normalize_weights, c.routed_scale)
 
     def route(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """x [rows, hidden] → expert ids and weights [rows, experts_used]"""
-        c = self.config
-        logits = self.ops.linear(x, self.gate)  # [rows, experts]
-        ids = None if self.table is None else self.table[tokens]
-        return self.ops.route(logits, self.bias, ids, c.experts_used, c.normalize_weights, c.routed_scale)
+        return self.ops.choose_experts(x, tokens, self.part)
 
 
 def _hash_table(checkpoint: Checkpoint, name: str) -> Tensor:
@@ -52,19 +51,17 @@ def _hash_table(checkpoint: Checkpoint, name: str) -> Tensor:
 
 class MoE:
     def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
-        self.ops, self.layer, self.prefix = blueprint.ops, layer, prefix
+        self.layer, self.prefix = layer, prefix
         self.experts, self.precision = blueprint.experts, blueprint.precision
         self.router = Router(blueprint, prefix, layer)
-        self.shared_gate = blueprint.weight(f"{prefix}.ffn_gate_shexp.weight")
-        self.shared_up = blueprint.weight(f"{prefix}.ffn_up_shexp.weight")
-        self.shared_down = blueprint.weight(f"{prefix}.ffn_down_shexp.weight")
+        self.shared = Expert(
+            gate=blueprint.weight(f"{prefix}.ffn_gate_shexp.weight"),
+            up=blueprint.weight(f"{prefix}.ffn_up_shexp.weight"),
+            down=blueprint.weight(f"{prefix}.ffn_down_shexp.weight"),
+        )
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        ops = self.ops
         ids, weights = self.router.route(x, tokens)
         x = self.precision.linear_input(x)
-        inner = ops.swiglu(
-            ops.linear(x, self.shared_gate), ops.linear(x, self.shared_up), self.layer.shared_swiglu_limit
-        )
-        shared = ops.linear(self.precision.linear_input(inner), self.shared_down)
-        return self.experts.run(self.prefix, x, ids, weights, self.layer.swiglu_limit) + shared
+        limit, shared_limit = self.layer.swiglu_limit, self.layer.shared_swiglu_limit
+        return self.experts.run(self.prefix, x, ids, weights, limit, self.shared, shared_limit)

@@ -13,7 +13,7 @@ from penstock.model.batch import Batch, Segment
 from penstock.model.blueprint import Blueprint
 from penstock.model.hyper import HyperHead
 from penstock.model.layer import Layer
-from penstock.model.state import DraftState, LayerState, SequenceState
+from penstock.model.state import SequenceState
 
 if TYPE_CHECKING:
     from penstock.model.model import DeepSeekV4
@@ -67,37 +67,20 @@ class DraftBlock:
             self.layer.remember(joined, pairs, [state.layer])
 
     def forward(self, state: SequenceState, token: int, model: "DeepSeekV4") -> Tensor:
-        """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing."""
+        """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing that counts."""
         draft = state.draft
         assert draft is not None
         last = state.position - 1
         tokens = torch.tensor([token])
         streams = draft.streams.read(last, last + 1).view(1, self.config.streams, self.config.hidden)
         joined = self.join(streams, model.ops.embed(tokens, model.embedding))
-        peek: LayerState = _Peek(draft)
-        return self.layer.forward(joined, self._batch(state, last, tokens, model), [peek])
+        # The pair's own row goes to the window's next place, where the coming step will put it again.
+        self.layer.forward(joined, self._batch(state, last, tokens, model), [draft.layer])
+        return joined
 
     def _batch(self, state: SequenceState, position: int, tokens: Tensor, model: "DeepSeekV4") -> Batch:
         where = torch.arange(position, position + tokens.numel())
         segment = Segment(state, 0, tokens.numel(), position)
-        return Batch(tokens, where, (segment,), model.plain.rotation(where), model.compressed.rotation(where))
-
-
-class _Peek:
-    """The block's layer state with writing switched off."""
-
-    compressor = None
-    indexer = None
-
-    def __init__(self, draft: DraftState):
-        self._window = draft.layer.window
-
-    @property
-    def window(self) -> "_Peek":
-        return self
-
-    def read(self, start: int, stop: int) -> Tensor:
-        return self._window.read(start, stop)
-
-    def stage(self, position: int, rows: Tensor) -> None:
-        pass
+        plain = model.plain.rotation(self.ops, where)
+        compressed = model.compressed.rotation(self.ops, where)
+        return Batch(tokens, where, (segment,), plain, compressed)

@@ -3,7 +3,7 @@
 Off, everything stays float32 between the weights and the cache.  On, three places are rounded as in the released
 code, whose weights were trained with them: the inputs of the linears that are FP8 or FP4 in the official
 checkpoint (groups of 128), the non-rotary part of key/value rows (FP8, groups of 64), and the indexer's queries
-and rows (Hadamard, then FP4, groups of 32).
+and rows (Hadamard, then FP4, groups of 32).  The last two are part of the ops that make those rows.
 """
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from penstock.weights.config import AttentionKind, ModelConfig
 class Precision:
     def __init__(self, config: ModelConfig, ops: Ops, simulate: bool):
         self.ops, self.simulate = ops, simulate
-        self.plain_dim = config.head_dim - config.rope_dim
         sparse = any(layer.attention is AttentionKind.SPARSE for layer in config.layers)
         if simulate and sparse and config.index_dim & (config.index_dim - 1):
             raise OptionError(
@@ -25,13 +24,3 @@ class Precision:
 
     def linear_input(self, x: Tensor) -> Tensor:
         return self.ops.round_fp8(x, 128) if self.simulate else x
-
-    def kv_rows(self, rows: Tensor) -> Tensor:
-        if not self.simulate or self.plain_dim == 0:
-            return rows
-        rows = rows.clone()
-        rows[..., : self.plain_dim] = self.ops.round_fp8(rows[..., : self.plain_dim], 64)
-        return rows
-
-    def index(self, x: Tensor) -> Tensor:
-        return self.ops.round_fp4(self.ops.hadamard(x), 32) if self.simulate else x

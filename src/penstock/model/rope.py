@@ -1,22 +1,13 @@
 """Rotary position embedding: which angle each channel pair turns by."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.ops import SmallOps
+from penstock.kernels.parts import Rotation
 from penstock.weights.config import ModelConfig
-
-
-class Rotation(NamedTuple):
-    """cos and sin of every row's angles.  [rows, rope_dim / 2] each"""
-
-    cos: Tensor
-    sin: Tensor
-
-    def rows(self, which: slice) -> "Rotation":
-        return Rotation(self.cos[which], self.sin[which])
 
 
 class Frequencies:
@@ -37,10 +28,9 @@ class Frequencies:
         # Rounded to float32 because that is what the model was trained with; angles are then exact in float64.
         self.speed = speed.float()  # [dim / 2]
 
-    def rotation(self, positions: Tensor) -> Rotation:
+    def rotation(self, ops: SmallOps, positions: Tensor) -> Rotation:
         """positions [rows] → cos, sin [rows, dim / 2]"""
-        angle = positions.double().unsqueeze(1) * self.speed.double()
-        return Rotation(torch.cos(angle).float(), torch.sin(angle).float())
+        return ops.angles(positions, self.speed)
 
 
 def _yarn_ramp(config: ModelConfig, dim: int, theta: float) -> Tensor:

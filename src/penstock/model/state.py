@@ -7,28 +7,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from penstock.kernels.parts import AllRows, RecentRows
 
-class RecentRows(Protocol):
-    """The last rows of a series: enough for the next step and for rewinding."""
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Rows of positions [start, stop) → [stop - start, width]"""
-        ...
-
+class StagedRows(RecentRows, Protocol):
     def stage(self, position: int, rows: Tensor) -> None:
         """Remember rows for `position` onwards once the step has succeeded."""
         ...
-
-
-class AllRows(Protocol):
-    """Every row of a series since the beginning."""
-
-    @property
-    def dtype(self) -> object: ...
-
-    def write(self, first: int, rows: Tensor) -> None: ...
-
-    def view(self, count: int) -> Tensor: ...
 
 
 class CompressorState(Protocol):
@@ -63,7 +48,7 @@ class DraftState(Protocol):
     def layer(self) -> LayerState: ...
 
     @property
-    def streams(self) -> RecentRows: ...
+    def streams(self) -> StagedRows: ...
 
 
 class SequenceState(Protocol):

@@ -4,24 +4,41 @@
 // serve all heads.  The softmax is kept up to date from block to block: when a block brings a new highest score, what
 // was added up so far is scaled down to it.  Blocks are counted from the token's own first visible row, so the order
 // of every sum is a matter of that token alone.
+//
+// A row of 512 channels costs 64 heads · 2 · 512 multiply-adds, 4096 cycles at two fused vectors per cycle, and some
+// hundred cycles for making it float32, which is why tokens do not share that.
 #include "dot.h"
+#include "norm.h"
 #include "rows.h"
+#include "share.h"
+#include "workspace.h"
 
 constexpr i64 BLOCK = 32;
-static_assert(BLOCK % LANES == 0);
+constexpr i64 NEAR = 8;  // rows of a block that are used together: 16 KiB, half of a small L1 cache
+static_assert(BLOCK % LANES == 0 && BLOCK % NEAR == 0);
 
+// What stays the same from call to call.
 struct ps_attention {
-    const float* q;  // [tokens, heads, dim]
-    i64 heads, dim;
     const float* sinks;  // [heads]: a score that takes part in the softmax and has no value
-    const void* window;  // [earlier + tokens, dim]; token t sees the last window_size rows up to its own
-    i64 window_stride, window_kind, earlier, window_size;
-    const void* rows;  // [row_count, dim] or null: compressed rows
+    i64 heads, dim;
+    i64 window_size;  // a token sees that many raw rows, its own included
+    i64 ratio;        // tokens per compressed row
+    i64 half;         // pairs of channels that are turned back in the end
+};
+
+struct ps_attention_call {
+    const float* q;  // [tokens, heads, dim]
+    i64 tokens, position;
+    const ps_ring* ring;   // raw rows of positions before `position`, and of the rest too unless there are
+    const void* fresh;     // [tokens, dim] or null: raw rows from `position` on
+    const void* rows;      // [row_count, dim] or null: compressed rows
     i64 rows_stride, rows_kind, row_count;
-    const i64* visible;  // [tokens]: token t sees the first visible[t] compressed rows,
-    const i64* picks;    // [tokens, picks_width] or null: or, where this is given, these; negative: none
+    const i64* visible;    // [tokens] or null: token t sees the first visible[t] compressed rows (null: as many as
+                           // windows of `ratio` tokens have ended by then),
+    const i64* picks;      // [tokens, picks_width] or null: or, where this is given, these; negative: none
     i64 picks_width;
-    float* out;  // [tokens, heads, dim]
+    const float *cos, *sin;  // [tokens, half] or null: no turning back
+    float* out;              // [tokens, heads, dim]
 };
 
 // What has been added up so far for each head.
@@ -58,28 +75,52 @@ PS_INLINE void weigh(float* scores, i64 count, float scale, float* value, i64 wi
     weight += sum_lanes(sum);
 }
 
-// value[h] += weights[h, i] · block[i] for H heads, rows in order.
-template <int H>
-PS_INLINE void add_values(const float* weights, const float* block, i64 count, i64 width, float* value) {
-    for (i64 d = 0; d < width; d += LANES) {
-        vf sum[H];
+// value[h] += weights[h, i] · block[i] for H heads and D vectors of channels, rows in order.
+template <int H, int D>
+PS_INLINE void add_values(const float* weights, const float* block, i64 stride, i64 count, float* value, i64 width) {
+    vf sum[H][D];
 #pragma GCC unroll 8
-        for (int h = 0; h < H; h++) sum[h] = load(value + h * width + d);
-        for (i64 i = 0; i < count; i++) {
-            vf v = load(block + i * width + d);
+    for (int h = 0; h < H; h++)
 #pragma GCC unroll 8
-            for (int h = 0; h < H; h++) sum[h] += weights[h * BLOCK + i] * v;
+        for (int d = 0; d < D; d++) sum[h][d] = load(value + h * width + d * LANES);
+    for (i64 i = 0; i < count; i++) {
+        vf v[D];
+#pragma GCC unroll 8
+        for (int d = 0; d < D; d++) v[d] = load(block + i * stride + d * LANES);
+#pragma GCC unroll 8
+        for (int h = 0; h < H; h++) {
+            vf w = splat(weights[h * BLOCK + i]);
+#pragma GCC unroll 8
+            for (int d = 0; d < D; d++) sum[h][d] += w * v[d];
         }
-#pragma GCC unroll 8
-        for (int h = 0; h < H; h++) store(value + h * width + d, sum[h]);
     }
+#pragma GCC unroll 8
+    for (int h = 0; h < H; h++)
+#pragma GCC unroll 8
+        for (int d = 0; d < D; d++) store(value + h * width + d * LANES, sum[h][d]);
 }
 
-PS_INLINE void attend_token(const ps_attention& a, i64 token, i64 first_head, i64 heads, float* scratch) {
-    const i64 dim = a.dim, width = padded(dim);
-    const float* q = a.q + (token * a.heads + first_head) * dim;
-    float* block = scratch;                // [BLOCK, width]
-    float* scores = block + BLOCK * width;  // [heads, BLOCK]
+template <int H>
+PS_INLINE void add_values(const float* weights, const float* block, i64 stride, i64 count, float* value, i64 width) {
+    i64 d = 0;
+    for (; d + 2 * LANES <= width; d += 2 * LANES)
+        add_values<H, 2>(weights, block + d, stride, count, value + d, width);
+    if (d < width) add_values<H, 1>(weights, block + d, stride, count, value + d, width);
+}
+
+// Rows that are used together must not fall into the same few sets of the L1 cache, as they would 2 KiB apart.
+PS_INLINE constexpr i64 block_stride(i64 dim) { return padded(dim) + 2 * LANES; }
+
+i64 attention_scratch(i64 heads, i64 dim) {
+    return BLOCK * block_stride(dim) + heads * (BLOCK + padded(dim) + 2);
+}
+
+PS_DISPATCH void attend_token(const ps_attention& a, const ps_attention_call& c, i64 token, i64 first_head, i64 heads,
+                              float* scratch) {
+    const i64 dim = a.dim, width = padded(dim), stride = block_stride(dim);
+    const float* q = c.q + (token * a.heads + first_head) * dim;
+    float* block = scratch;                  // [BLOCK, stride]
+    float* scores = block + BLOCK * stride;  // [heads, BLOCK]
     Sums sums{scores + heads * BLOCK, scores + heads * (BLOCK + width), scores + heads * (BLOCK + width + 1)};
     for (i64 i = 0; i < heads * width; i++) sums.value[i] = 0;
     for (i64 h = 0; h < heads; h++) {
@@ -87,48 +128,71 @@ PS_INLINE void attend_token(const ps_attention& a, i64 token, i64 first_head, i6
         sums.top[h] = a.sinks[first_head + h];
     }
 
-    const Rows window{a.window, a.window_stride, a.window_kind}, rows{a.rows, a.rows_stride, a.rows_kind};
-    const i64 last = a.earlier + token;
+    const Rows ring{c.ring->data, c.ring->width, c.ring->kind}, fresh{c.fresh, c.ring->width, c.ring->kind};
+    const Rows rows{c.rows, c.rows_stride, c.rows_kind};
+    const i64 last = c.position + token;
     const i64 first = last + 1 > a.window_size ? last + 1 - a.window_size : 0;
     i64 compressed = 0;
-    if (a.rows) {
-        i64 seen = a.visible[token] < a.row_count ? a.visible[token] : a.row_count;
-        compressed = a.picks ? a.picks_width : seen > 0 ? seen : 0;
+    if (c.rows) {
+        i64 seen = c.visible ? c.visible[token] : (last + 1) / a.ratio;
+        seen = seen < c.row_count ? seen : c.row_count;
+        compressed = c.picks ? c.picks_width : seen > 0 ? seen : 0;
     }
     const i64 slots = last + 1 - first + compressed;
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
     for (i64 slot = 0; slot < slots;) {
         i64 count = 0;
         for (; slot < slots && count < BLOCK; slot++) {
-            i64 beyond = slot - (last + 1 - first);
-            if (beyond < 0) {
-                widen(window, first + slot, dim, block + count++ * width);
-                continue;
+            const i64 p = first + slot, beyond = p - last - 1;
+            float* to = block + count * stride;
+            if (beyond >= 0) {
+                const i64 row = c.picks ? c.picks[token * c.picks_width + beyond] : beyond;
+                if (row < 0) continue;
+                widen(rows, row, dim, to);
+            } else if (c.fresh && p >= c.position) {
+                widen(fresh, p - c.position, dim, to);
+            } else {
+                widen(ring, p % c.ring->capacity, dim, to);
             }
-            i64 row = a.picks ? a.picks[token * a.picks_width + beyond] : beyond;
-            if (row >= 0) widen(rows, row, dim, block + count++ * width);
+            count++;
         }
         if (count == 0) break;
-        dot_all(q, dim, heads, block, width, count, dim, scores, BLOCK);
+        for (i64 i = 0; i < count; i += NEAR)
+            dot_all(q, dim, heads, block + i * stride, stride, count - i < NEAR ? count - i : NEAR, dim, scores + i,
+                    BLOCK);
         for (i64 h = 0; h < heads; h++)
             weigh(scores + h * BLOCK, count, scale, sums.value + h * width, width, sums.weight[h], sums.top[h]);
-        i64 h = 0;
-        for (; h + 8 <= heads; h += 8)
-            add_values<8>(scores + h * BLOCK, block, count, width, sums.value + h * width);
-        for (; h < heads; h++) add_values<1>(scores + h * BLOCK, block, count, width, sums.value + h * width);
+        for (i64 i = 0; i < count; i += NEAR) {
+            const float *weights = scores + i, *near = block + i * stride;
+            const i64 n = count - i < NEAR ? count - i : NEAR;
+            i64 h = 0;
+            for (; h + 4 <= heads; h += 4)
+                add_values<4>(weights + h * BLOCK, near, stride, n, sums.value + h * width, width);
+            for (; h < heads; h++)
+                add_values<1>(weights + h * BLOCK, near, stride, n, sums.value + h * width, width);
+        }
     }
 
-    float* out = a.out + (token * a.heads + first_head) * dim;
-    for (i64 h = 0; h < heads; h++)
+    float* out = c.out + (token * a.heads + first_head) * dim;
+    for (i64 h = 0; h < heads; h++, out += dim) {
         for (i64 d = 0; d < dim; d += LANES)
-            store(out + h * dim + d, load(sums.value + h * width + d) / sums.weight[h], dim - d);
+            store(out + d, load(sums.value + h * width + d) / sums.weight[h], dim - d);
+        if (c.cos)
+            rotate_pairs(out + dim - 2 * a.half, c.cos + token * a.half, c.sin + token * a.half, a.half, -1.0f);
+    }
 }
 
-// Floats of scratch that ps_attend needs for up to `heads` heads.
-PS_EXPORT i64 ps_attend_scratch(i64 heads, i64 dim) { return BLOCK * padded(dim) + heads * (BLOCK + padded(dim) + 2); }
-
-// Tokens [first_token, last_token), heads [first_head, last_head).
-PS_KERNEL void ps_attend(const ps_attention* a, i64 first_token, i64 last_token, i64 first_head, i64 last_head,
-                         float* scratch) {
-    for (i64 t = first_token; t < last_token; t++) attend_token(*a, t, first_head, last_head - first_head, scratch);
+// Where there are tokens enough for all threads no token is divided; else every part of its heads gathers its rows
+// for itself.
+PS_EXPORT void ps_attend(const ps_attention* a, const ps_attention_call* c, i64 threads) {
+    if (c->tokens <= 0 || a->heads <= 0) return;
+    const i64 seen = std::min(a->window_size, c->position + c->tokens) + (c->picks ? c->picks_width : c->row_count);
+    threads = std::min(threads, 1 + c->tokens * a->heads * a->dim * seen / (20 * 4000));
+    i64 pieces = c->tokens, parts = 1;
+    if (c->tokens < threads) parts = std::min(a->heads, 2 * threads);
+    parallel_for(pieces * parts, threads, [&](i64 piece) {
+        const i64 first = a->heads * (piece % parts) / parts, last = a->heads * (piece % parts + 1) / parts;
+        attend_token(*a, *c, piece / parts, first, last - first,
+                     workspace<IN_A_PIECE>(attention_scratch(last - first, a->dim)));
+    });
 }

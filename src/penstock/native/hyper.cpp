@@ -1,45 +1,148 @@
 // Hyper-connections: how the parallel residual streams enter and leave a sublayer.
-#include "simd.h"
+#include "norm.h"
+#include "products.h"
+#include "share.h"
 
 constexpr i64 MAX_STREAMS = 16;
 
-// Mixing weights from the projected streams, for n <= MAX_STREAMS streams.
-// mixes [rows, 2n + n²]: n for pre, n for post, then source × destination; base [2n + n²]; scale [3], one for each.
+// One hyper-connection and the norm behind it: what stays the same from call to call.
+struct ps_hyper {
+    const ps_weight* fn;                // [(2 + n) · n, n · hidden]
+    const float *base, *scale, *norm;   // [(2 + n) · n], [3], [hidden]
+    i64 streams, hidden, iterations;
+    float eps, rms_eps;
+};
+
+// Mixing weights of one token, for n <= MAX_STREAMS streams, from its projected streams times `factor`.
+// mixes [2n + n²]: n for pre, n for post, then source × destination; base [2n + n²]; scale [3], one for each.
 // pre = sigmoid + eps; post = 2 · sigmoid; comb = softmax over destinations + eps, then `iterations` rounds of
-// Sinkhorn that begin and end with columns.  pre, post [rows, n]; comb [rows, n, n].
-PS_KERNEL void ps_hyper_mix(const float* mixes, const float* base, const float* scale, i64 rows, i64 n, i64 iterations,
-                            float eps, float* pre, float* post, float* comb) {
-    for (i64 r = 0; r < rows; r++, mixes += (2 + n) * n, pre += n, post += n, comb += n * n) {
-        float in[padded((2 + MAX_STREAMS) * MAX_STREAMS)];
-        for (i64 i = 0; i < (2 + n) * n; i++) in[i] = mixes[i] * scale[i < n ? 0 : i < 2 * n ? 1 : 2] + base[i];
-        for (i64 i = 0; i < n; i += LANES) {
-            store(pre + i, sigmoid(load(in + i, n - i)) + eps, n - i);
-            store(post + i, 2.0f * sigmoid(load(in + n + i, n - i)), n - i);
-        }
-        float c[MAX_STREAMS][padded(MAX_STREAMS)];
+// Sinkhorn that begin and end with columns.  pre, post [n]; comb [n, n].
+PS_INLINE void mix_row(const float* mixes, float factor, const float* base, const float* scale, i64 n, i64 iterations,
+                       float eps, float* pre, float* post, float* comb) {
+    float in[padded((2 + MAX_STREAMS) * MAX_STREAMS)];
+    for (i64 i = 0; i < (2 + n) * n; i++) {
+        const float mixed = mixes[i] * factor;
+        in[i] = mixed * scale[i < n ? 0 : i < 2 * n ? 1 : 2] + base[i];
+    }
+    for (i64 i = 0; i < n; i += LANES) {
+        store(pre + i, sigmoid(load(in + i, n - i)) + eps, n - i);
+        store(post + i, 2.0f * sigmoid(load(in + n + i, n - i)), n - i);
+    }
+    float c[MAX_STREAMS][padded(MAX_STREAMS)];
+    for (i64 i = 0; i < n; i++) {
+        const float* row = in + 2 * n + i * n;
+        float top = -INFINITY, sum = 0;
+        for (i64 j = 0; j < n; j++) top = row[j] > top ? row[j] : top;
+        for (i64 j = 0; j < n; j += LANES) store(c[i] + j, exponential(load(row + j, n - j) - top));
+        for (i64 j = 0; j < n; j++) sum += c[i][j];
+        for (i64 j = 0; j < n; j++) c[i][j] = c[i][j] / sum + eps;
+    }
+    for (i64 step = 0; step < 2 * iterations - 1 || step == 0; step++) {
         for (i64 i = 0; i < n; i++) {
-            const float* row = in + 2 * n + i * n;
-            float top = -INFINITY, sum = 0;
-            for (i64 j = 0; j < n; j++) top = row[j] > top ? row[j] : top;
-            for (i64 j = 0; j < n; j += LANES) store(c[i] + j, exponential(load(row + j, n - j) - top));
-            for (i64 j = 0; j < n; j++) sum += c[i][j];
-            for (i64 j = 0; j < n; j++) c[i][j] = c[i][j] / sum + eps;
-        }
-        for (i64 step = 0; step < 2 * iterations - 1 || step == 0; step++) {
-            for (i64 i = 0; i < n; i++) {
-                float sum = 0;
-                if (step % 2 == 0) {
-                    for (i64 j = 0; j < n; j++) sum += c[j][i];
-                    for (i64 j = 0; j < n; j++) c[j][i] /= sum + eps;
-                } else {
-                    for (i64 j = 0; j < n; j++) sum += c[i][j];
-                    for (i64 j = 0; j < n; j++) c[i][j] /= sum + eps;
-                }
+            float sum = 0;
+            if (step % 2 == 0) {
+                for (i64 j = 0; j < n; j++) sum += c[j][i];
+                for (i64 j = 0; j < n; j++) c[j][i] /= sum + eps;
+            } else {
+                for (i64 j = 0; j < n; j++) sum += c[i][j];
+                for (i64 j = 0; j < n; j++) c[i][j] /= sum + eps;
             }
         }
-        for (i64 i = 0; i < n; i++)
-            for (i64 j = 0; j < n; j++) comb[i * n + j] = c[i][j];
     }
+    for (i64 i = 0; i < n; i++)
+        for (i64 j = 0; j < n; j++) comb[i * n + j] = c[i][j];
+}
+
+// Streams [n, hidden] weighted by pre [n] and added up in order → out [hidden]
+PS_INLINE void collapse_row(const float* streams, const float* pre, i64 n, i64 hidden, float* out) {
+    for (i64 d = 0; d < hidden; d += LANES) {
+        vf sum = {};
+        for (i64 i = 0; i < n; i++) sum += pre[i] * load(streams + i * hidden + d, hidden - d);
+        store(out + d, sum, hidden - d);
+    }
+}
+
+// out_j = post_j · y + sum over i of comb_ij · stream_i, in that order.  out may be the streams themselves.
+PS_INLINE void expand_row(const float* y, const float* streams, const float* post, const float* comb, i64 n, i64 hidden,
+                          float* out) {
+    for (i64 d = 0; d < hidden; d += LANES) {
+        vf in[MAX_STREAMS], own = load(y + d, hidden - d);
+        for (i64 i = 0; i < n; i++) in[i] = load(streams + i * hidden + d, hidden - d);
+        for (i64 j = 0; j < n; j++) {
+            vf sum = {};
+            sum += post[j] * own;
+            for (i64 i = 0; i < n; i++) sum += comb[i * n + j] * in[i];
+            store(out + j * hidden + d, sum, hidden - d);
+        }
+    }
+}
+
+PS_DISPATCH void mix_rows(const float* mixes, const float* base, const float* scale, i64 first, i64 last, i64 n,
+                          i64 iterations, float eps, float* pre, float* post, float* comb) {
+    for (i64 r = first; r < last; r++)
+        mix_row(mixes + r * (2 + n) * n, 1.0f, base, scale, n, iterations, eps, pre + r * n, post + r * n,
+                comb + r * n * n);
+}
+
+PS_DISPATCH void collapse_rows(const float* streams, const float* pre, i64 first, i64 last, i64 n, i64 hidden,
+                               float* out) {
+    for (i64 r = first; r < last; r++)
+        collapse_row(streams + r * n * hidden, pre + r * n, n, hidden, out + r * hidden);
+}
+
+PS_DISPATCH void expand_rows(const float* y, const float* streams, const float* post, i64 post_stride,
+                             const float* comb, i64 comb_stride, i64 first, i64 last, i64 n, i64 hidden, float* out) {
+    for (i64 r = first; r < last; r++) {
+        const i64 at = r * n * hidden;
+        if (n == 4)  // the number of streams of every published model, known to the compiler here
+            expand_row(y + r * hidden, streams + at, post + r * post_stride, comb + r * comb_stride, 4,
+                       hidden, out + at);
+        else
+            expand_row(y + r * hidden, streams + at, post + r * post_stride, comb + r * comb_stride, n,
+                       hidden, out + at);
+    }
+}
+
+// mix holds the projected streams at first, and [pre | post | comb] in the end.
+PS_DISPATCH void enter_rows(const ps_hyper& h, const float* streams, i64 first, i64 last, float* x, float* mix) {
+    const i64 n = h.streams, hidden = h.hidden, width = (2 + n) * n;
+    for (i64 r = first; r < last; r++) {
+        const float* own = streams + r * n * hidden;
+        float mixes[(2 + MAX_STREAMS) * MAX_STREAMS];
+        float *out = x + r * hidden, *pre = mix + r * width;
+        for (i64 i = 0; i < width; i++) mixes[i] = pre[i];
+        const float factor = norm_scale(own, n * hidden, h.rms_eps);  // all streams as one vector
+        mix_row(mixes, factor, h.base, h.scale, n, h.iterations, h.eps, pre, pre + n, pre + 2 * n);
+        if (n == 4)
+            collapse_row(own, pre, 4, hidden, out);
+        else
+            collapse_row(own, pre, n, hidden, out);
+        norm_row(out, h.norm, hidden, h.rms_eps, out);
+    }
+}
+
+// Into a sublayer: streams [rows, n, hidden] → x [rows, hidden], collapsed and normed, and
+// mix [rows, pre n | post n | comb n · n].  Reads 4 · n · hidden bytes per row twice, the second time from the cache.
+PS_EXPORT void ps_hyper_enter(const ps_hyper* h, const float* streams, i64 rows, float* x, float* mix, i64 threads) {
+    const i64 size = h->streams * h->hidden, width = (2 + h->streams) * h->streams;
+    ps_products(&h->fn, 1, streams, size, rows, &mix, &width, threads);
+    over_rows(rows, 1000 + size / 4, threads, [&](i64 a, i64 b) { enter_rows(*h, streams, a, b, x, mix); });
+}
+
+// Out of a sublayer: its output y [rows, hidden] goes into the streams, in place.
+PS_EXPORT void ps_hyper_leave(const float* y, float* streams, const float* mix, i64 rows, i64 n, i64 hidden,
+                              i64 threads) {
+    const i64 width = (2 + n) * n;
+    over_rows(rows, n * hidden / 4, threads, [&](i64 a, i64 b) {
+        expand_rows(y, streams, mix + n, width, mix + 2 * n, width, a, b, n, hidden, streams);
+    });
+}
+
+// The same in steps.  mixes [rows, 2n + n²] → pre, post [rows, n], comb [rows, n, n]
+PS_EXPORT void ps_hyper_mix(const float* mixes, const float* base, const float* scale, i64 rows, i64 n, i64 iterations,
+                            float eps, float* pre, float* post, float* comb, i64 threads) {
+    over_rows(rows, 50 * iterations, threads,
+              [&](i64 a, i64 b) { mix_rows(mixes, base, scale, a, b, n, iterations, eps, pre, post, comb); });
 }
 
 // sigmoid(mixes · scale + base) + eps.  mixes, out [rows, n]; base, scale [n]
@@ -53,25 +156,15 @@ PS_KERNEL void ps_hyper_gate(const float* mixes, const float* base, const float*
 }
 
 // Streams [rows, n, hidden] weighted by pre [rows, n] and added up in order → out [rows, hidden]
-PS_KERNEL void ps_hyper_collapse(const float* streams, const float* pre, i64 rows, i64 n, i64 hidden, float* out) {
-    for (i64 r = 0; r < rows; r++, streams += n * hidden, pre += n, out += hidden)
-        for (i64 d = 0; d < hidden; d += LANES) {
-            vf sum = {};
-            for (i64 i = 0; i < n; i++) sum += pre[i] * load(streams + i * hidden + d, hidden - d);
-            store(out + d, sum, hidden - d);
-        }
+PS_EXPORT void ps_hyper_collapse(const float* streams, const float* pre, i64 rows, i64 n, i64 hidden, float* out,
+                                 i64 threads) {
+    over_rows(rows, n * hidden / 8, threads, [&](i64 a, i64 b) { collapse_rows(streams, pre, a, b, n, hidden, out); });
 }
 
-// out_j = post_j · y + sum over i of comb_ij · stream_i, in that order.
 // y [rows, hidden]; streams, out [rows, n, hidden]; post [rows, n]; comb [rows, n, n]
-PS_KERNEL void ps_hyper_expand(const float* y, const float* streams, const float* post, const float* comb, i64 rows,
-                               i64 n, i64 hidden, float* out) {
-    for (i64 r = 0; r < rows; r++, y += hidden, streams += n * hidden, out += n * hidden, post += n, comb += n * n)
-        for (i64 d = 0; d < hidden; d += LANES)
-            for (i64 j = 0; j < n; j++) {
-                vf sum = {};
-                sum += post[j] * load(y + d, hidden - d);
-                for (i64 i = 0; i < n; i++) sum += comb[i * n + j] * load(streams + i * hidden + d, hidden - d);
-                store(out + j * hidden + d, sum, hidden - d);
-            }
+PS_EXPORT void ps_hyper_expand(const float* y, const float* streams, const float* post, const float* comb, i64 rows,
+                               i64 n, i64 hidden, float* out, i64 threads) {
+    over_rows(rows, n * hidden / 4, threads, [&](i64 a, i64 b) {
+        expand_rows(y, streams, post, n, comb, n * n, a, b, n, hidden, out);
+    });
 }

@@ -1,22 +1,44 @@
-// RMS norm.
-#include "simd.h"
+// RMS norm and rotary position embedding, row by row.
+#include "norm.h"
+
+#include "share.h"
+
+PS_DISPATCH void norm_rows(const float* x, const float* weight, i64 first, i64 last, i64 dim, float eps, float* out) {
+    for (i64 r = first; r < last; r++) norm_row(x + r * dim, weight, dim, eps, out + r * dim);
+}
+
+PS_DISPATCH void rotate_rows(const float* x, const float* cos, const float* sin, i64 first, i64 last, i64 heads,
+                             i64 dim, i64 half, float turn, float* out) {
+    for (i64 r = first; r < last; r++)
+        for (i64 h = 0; h < heads; h++) {
+            const i64 at = (r * heads + h) * dim;
+            std::memcpy(out + at, x + at, static_cast<std::size_t>(dim) * sizeof(float));
+            rotate_pairs(out + at + dim - 2 * half, cos + r * half, sin + r * half, half, turn);
+        }
+}
 
 // out = x / sqrt(mean(x²) + eps), times weight [dim] if that is not null, for rows of dim > 0 elements.
-// Squares of floats are exact as doubles and are summed as doubles: the rounding of the sum never shows.
-PS_KERNEL void ps_rms_norm(const float* x, const float* weight, i64 rows, i64 dim, float eps, float* out) {
-    for (i64 r = 0; r < rows; r++, x += dim, out += dim) {
-        vd sum = {};
-        for (i64 d = 0; d < dim; d += LANES) {
-            vd v = __builtin_convertvector(load(x + d, dim - d), vd);
-            sum += v * v;
-        }
-        double s = 0;
-        for (i64 lane = 0; lane < LANES; lane++) s += sum[lane];
-        vf scale = splat(static_cast<float>(1.0 / std::sqrt(s / static_cast<double>(dim) + eps)));
-        for (i64 d = 0; d < dim; d += LANES) {
-            vf v = load(x + d, dim - d) * scale;
-            if (weight) v *= load(weight + d, dim - d);
-            store(out + d, v, dim - d);
-        }
-    }
+PS_EXPORT void ps_rms_norm(const float* x, const float* weight, i64 rows, i64 dim, float eps, float* out,
+                           i64 threads) {
+    over_rows(rows, dim / 8, threads, [&](i64 a, i64 b) { norm_rows(x, weight, a, b, dim, eps, out); });
+}
+
+// The last 2 · half channels of x [rows, heads, dim], turned by cos, sin [rows, half]; the others are copied.
+PS_EXPORT void ps_rotate(const float* x, const float* cos, const float* sin, i64 rows, i64 heads, i64 dim, i64 half,
+                         float turn, float* out, i64 threads) {
+    over_rows(rows, heads * dim / 8, threads,
+              [&](i64 a, i64 b) { rotate_rows(x, cos, sin, a, b, heads, dim, half, turn, out); });
+}
+
+// cos and sin [rows, half] of position · speed, in double precision until the end.
+PS_EXPORT void ps_angles(const i64* positions, const float* speed, i64 rows, i64 half, float* cos, float* sin,
+                         i64 threads) {
+    over_rows(rows, half * 40, threads, [&](i64 a, i64 b) {
+        for (i64 r = a; r < b; r++)
+            for (i64 i = 0; i < half; i++) {
+                const double angle = static_cast<double>(positions[r]) * static_cast<double>(speed[i]);
+                cos[r * half + i] = static_cast<float>(std::cos(angle));
+                sin[r * half + i] = static_cast<float>(std::sin(angle));
+            }
+    });
 }

@@ -70,10 +70,11 @@ class Weight:
         self.shape = info.shape
         raw = info.file.view(info.offset, info.nbytes)
         self.raw: NDArray[np.uint8] = raw.reshape(-1, info.kind.row_bytes(info.shape[-1]))  # [out, row bytes]
-        self._scale: NDArray[np.uint8] | None = None
+        self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
+        self.scale: NDArray[np.uint8] | None = None
         if info.scale is not None:
             scale = info.scale.file.view(info.scale.offset, info.scale.nbytes)
-            self._scale = scale.reshape(info.scale.shape)
+            self.scale = scale.reshape(info.scale.shape)
 
     @property
     def in_place(self) -> bool:
@@ -84,11 +85,11 @@ class Weight:
         """Rows [start, stop) as float32 [stop - start, in]."""
         raw = self.raw[start:stop]
         if self.kind is FP8_E4M3:
-            assert self._scale is not None
-            return dequantize_fp8(raw, self._scale, first_row=start)
+            assert self.scale is not None
+            return dequantize_fp8(raw, self.scale, first_row=start)
         if self.kind is FP4_E2M1:
-            assert self._scale is not None
-            return dequantize_fp4(raw, self._scale[start:stop])
+            assert self.scale is not None
+            return dequantize_fp4(raw, self.scale[start:stop])
         if self.in_place:
             return raw.view(np.float32)
         return dequantize(raw, self.kind)

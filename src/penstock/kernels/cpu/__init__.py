@@ -13,24 +13,48 @@ reference, which has the same property there.
 """
 
 from penstock.kernels.cpu.attention import attend, pool, select
-from penstock.kernels.cpu.experts import route, swiglu
+from penstock.kernels.cpu.experts import experts, route, swiglu
 from penstock.kernels.cpu.hyper import hyper_collapse, hyper_expand, hyper_gate, hyper_mix
-from penstock.kernels.cpu.linear import embed, grouped_linear, linear
-from penstock.kernels.cpu.norm import rms_norm
+from penstock.kernels.cpu.layer import (
+    choose,
+    choose_experts,
+    compress,
+    hyper_enter,
+    hyper_leave,
+    look,
+    output,
+    project,
+    queries,
+    remember,
+)
+from penstock.kernels.cpu.linear import embed, grouped_linear, linear, linears
+from penstock.kernels.cpu.norm import angles, rms_norm, rotate
 from penstock.kernels.reference.lowprec import hadamard, round_fp4, round_fp8
-from penstock.kernels.reference.norm import rotate
 
 __all__ = [
+    "angles",
     "attend",
+    "choose",
+    "choose_experts",
+    "compress",
     "embed",
+    "experts",
     "grouped_linear",
     "hadamard",
     "hyper_collapse",
+    "hyper_enter",
     "hyper_expand",
     "hyper_gate",
+    "hyper_leave",
     "hyper_mix",
     "linear",
+    "linears",
+    "look",
+    "output",
     "pool",
+    "project",
+    "queries",
+    "remember",
     "rms_norm",
     "rotate",
     "round_fp4",

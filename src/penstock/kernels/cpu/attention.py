@@ -1,14 +1,15 @@
 """Attention over a sliding window and compressed rows, the pooling that makes those rows, and the indexer that
 chooses among them.  Cached rows are read where they lie, in their own type, and only those that are visible."""
 
-import ctypes
+from ctypes import addressof
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import parallel
-from penstock.kernels.cpu.library import Attention, Index, expect, floats, native
+from penstock.kernels.cpu.library import expect, floats, native
+from penstock.kernels.cpu.structs import Attention, AttentionCall, Index, Ring
 
 KINDS: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in rows.h
 
@@ -45,51 +46,26 @@ def attend(
         f"attend: window {list(window.shape)} of {window_size} and sinks {list(sinks.shape)} for q {list(q.shape)}",
     )
     out = q.new_empty(q.shape)
-    task = Attention(
-        q=q.data_ptr(),
-        heads=heads,
-        dim=dim,
-        sinks=sinks.data_ptr(),
-        window=window.data_ptr(),
-        window_stride=window.stride(0),
-        window_kind=KINDS[window.dtype],
-        earlier=earlier,
-        window_size=window_size,
-        out=out.data_ptr(),
+    # A flat window is a ring that nothing has gone round in.
+    ring = Ring(window.data_ptr(), window.shape[0], window.stride(0), KINDS[window.dtype])
+    layer = Attention(sinks=sinks.data_ptr(), heads=heads, dim=dim, window_size=window_size, ratio=1, half=0)
+    call = AttentionCall(
+        q=q.data_ptr(), tokens=total, position=earlier, ring=addressof(ring), out=out.data_ptr()
     )
-    compressed = 0
     if rows is not None and visible is not None and rows.shape[0]:
         rows, visible = _cached(rows, dim, "rows"), _counts(visible, total)
-        compressed = rows.shape[0]
-        task.rows, task.rows_stride, task.rows_kind = rows.data_ptr(), rows.stride(0), KINDS[rows.dtype]
-        task.row_count, task.visible = rows.shape[0], visible.data_ptr()
+        call.rows, call.rows_stride, call.rows_kind = rows.data_ptr(), rows.stride(0), KINDS[rows.dtype]
+        call.row_count, call.visible = rows.shape[0], visible.data_ptr()
         if picks is not None:
             picks = picks.to(torch.long).contiguous()
-            compressed = picks.shape[1]
             highest = int(picks.max()) if picks.numel() else -1
             expect(
                 picks.shape[0] == total and highest < rows.shape[0],
                 f"attend: picks {list(picks.shape)} up to {highest} for q {list(q.shape)}, rows {list(rows.shape)}",
             )
-            task.picks, task.picks_width = picks.data_ptr(), picks.shape[1]
-
-    work = 2 * total * heads * dim * (min(window_size, window.shape[0]) + compressed)
-    threads = parallel.threads_for(work)
-    pieces, parts = _grid(total, heads, threads)  # every part of a token's heads gathers its rows for itself
-    kernel, scratch_size = native().ps_attend, native().ps_attend_scratch(heads, dim)
-
-    def piece(number: int) -> None:
-        index, part = divmod(number, parts)
-        scratch = torch.empty(scratch_size)
-        kernel(
-            ctypes.byref(task),
-            *(total * index // pieces, total * (index + 1) // pieces),
-            *(heads * part // parts, heads * (part + 1) // parts),
-            scratch.data_ptr(),
-        )
-
-    if total and heads and dim:
-        parallel.each(pieces * parts, threads, piece)
+            call.picks, call.picks_width = picks.data_ptr(), picks.shape[1]
+    if dim:
+        native().ps_attend(addressof(layer), addressof(call), parallel.threads())
     return out
 
 
@@ -101,16 +77,9 @@ def pool(values: Tensor, scores: Tensor) -> Tensor:
     )
     n, candidates, dim = values.shape
     out = values.new_empty(n, dim)
-    kernel = native().ps_pool
-
-    def piece(start: int, stop: int) -> None:
-        at = 4 * start * candidates * dim
-        kernel(
-            *(values.data_ptr() + at, scores.data_ptr() + at, stop - start, candidates, dim),
-            out.data_ptr() + 4 * start * dim,
-        )
-
-    parallel.over_rows(n, 8 * values.numel(), piece)
+    native().ps_pool(
+        *(values.data_ptr(), scores.data_ptr(), n, candidates, dim, out.data_ptr(), parallel.threads())
+    )
     return out
 
 
@@ -128,6 +97,8 @@ def select(q: Tensor, gates: Tensor, rows: Tensor, visible: Tensor, count: int) 
     task = Index(
         q=q.data_ptr(),
         gates=gates.data_ptr(),
+        gates_stride=heads,
+        tokens=total,
         heads=heads,
         dim=dim,
         rows=rows.data_ptr(),
@@ -139,31 +110,5 @@ def select(q: Tensor, gates: Tensor, rows: Tensor, visible: Tensor, count: int) 
         width=width,
         picks=picks.data_ptr(),
     )
-    threads = parallel.threads_for(total * available * heads * dim)
-    pieces, parts = _grid(total, available, threads)
-    ranks = torch.empty(total, parts, count, dtype=torch.long)
-    kernel, scratch_size = native().ps_select_rank, native().ps_select_scratch(heads, dim, count)
-
-    def piece(number: int) -> None:
-        index, part = divmod(number, parts)
-        scratch = torch.empty(scratch_size, dtype=torch.long)
-        kernel(
-            ctypes.byref(task),
-            *(total * index // pieces, total * (index + 1) // pieces, part, parts),
-            *(ranks.data_ptr(), scratch.data_ptr()),
-        )
-
-    if width:
-        if available > count:
-            parallel.each(pieces * parts, threads, piece)
-        native().ps_select_pick(ctypes.byref(task), total, parts, ranks.data_ptr())
+    native().ps_select(addressof(task), parallel.threads())
     return picks
-
-
-def _grid(tokens: int, width: int, threads: int) -> tuple[int, int]:
-    """Into how many pieces the tokens are cut, and into how many parts (at most `width`) the work on each token.
-
-    Where there are tokens enough for all threads, no token is divided."""
-    if tokens >= threads:
-        return (1 if threads == 1 else min(tokens, 4 * threads)), 1
-    return tokens, max(1, min(width, threads))

@@ -1,10 +1,16 @@
-"""Routing, and the activation inside an expert."""
+"""Routing, and the experts themselves."""
+
+from collections.abc import Mapping
+from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import parallel
 from penstock.kernels.cpu.library import expect, floats, native, pointer
+from penstock.kernels.cpu.linear import linear, linears
+from penstock.kernels.cpu.stored import address, stored_expert
+from penstock.kernels.ops import Expert
 
 
 def route(
@@ -56,3 +62,69 @@ def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
 
     parallel.over_rows(gate.numel(), 8 * gate.numel(), piece)
     return out
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    chosen: Mapping[int, Expert],
+    limit: float,
+    shared: Expert | None = None,
+    shared_limit: float = 0.0,
+) -> Tensor:
+    x, weights = floats(x, "experts input"), floats(weights, "routing weights")
+    ids = ids.to(torch.long).contiguous()
+    rows, slots = ids.shape
+    expect(
+        x.dim() == 2 and x.shape[0] == rows and weights.shape == ids.shape,
+        f"experts: input {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} do not fit",
+    )
+    numbers = sorted(set(ids.flatten().tolist()))
+    for number in numbers:
+        expect(number in chosen, f"experts: expert {number} is routed to but not given")
+    used = [chosen[number] for number in numbers]
+    shape = next((e.gate.shape for e in (*used, shared) if e is not None), (0, x.shape[1]))
+    for expert in (*used, shared):
+        if expert is not None:
+            width = shape[0] if expert is not shared else expert.gate.shape[0]
+            expect(
+                tuple(expert.gate.shape) == tuple(expert.up.shape) == (width, x.shape[1])
+                and tuple(expert.down.shape) == (x.shape[1], width),
+                f"{expert.gate.info.name}: gate {list(expert.gate.shape)}, up {list(expert.up.shape)} and down "
+                f"{list(expert.down.shape)} do not fit each other or input {list(x.shape)}",
+            )
+    places = [stored_expert(expert) for expert in used]
+    last = None if shared is None else stored_expert(shared)
+    if None in places or (last is None) != (shared is None):
+        return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
+    out = x.new_empty(x.shape)
+    native().ps_experts(
+        *((c_void_p * len(used))(*(address(place) for place in places if place is not None)),),
+        *((c_int64 * len(used))(*numbers), len(used), ids.data_ptr(), weights.data_ptr(), slots, limit),
+        *(None if last is None else address(last), shared_limit),
+        *(x.data_ptr(), rows, out.data_ptr(), parallel.threads()),
+    )
+    return out
+
+
+def _one_by_one(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    chosen: Mapping[int, Expert],
+    limit: float,
+    shared: Expert | None,
+    shared_limit: float,
+) -> Tensor:
+    """The same for types that have to be decoded first."""
+
+    def run(rows: Tensor, expert: Expert, limit: float) -> Tensor:
+        gate, up = linears(rows, (expert.gate, expert.up))
+        return linear(swiglu(gate, up, limit), expert.down)
+
+    out = torch.zeros_like(x)
+    for number in torch.unique(ids).tolist():  # ascending
+        rows, slots = torch.where(ids == number)
+        out.index_add_(0, rows, run(x[rows], chosen[number], limit) * weights[rows, slots, None])
+    return out if shared is None else out + run(x, shared, shared_limit)

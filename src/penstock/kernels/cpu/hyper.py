@@ -23,18 +23,10 @@ def hyper_mix(mixes: Tensor, base: Tensor, scale: Tensor, streams: int, iteratio
     )
     pre, post = mixes.new_empty(rows, n), mixes.new_empty(rows, n)
     comb = mixes.new_empty(rows, n, n)
-    kernel = native().ps_hyper_mix
-
-    def piece(start: int, stop: int) -> None:
-        kernel(
-            *(mixes.data_ptr() + 4 * start * width, base.data_ptr(), scale.data_ptr()),
-            *(stop - start, n, iterations, eps),
-            pre.data_ptr() + 4 * start * n,
-            post.data_ptr() + 4 * start * n,
-            comb.data_ptr() + 4 * start * n * n,
-        )
-
-    parallel.over_rows(rows, 8 * iterations * mixes.numel(), piece)
+    native().ps_hyper_mix(
+        *(mixes.data_ptr(), base.data_ptr(), scale.data_ptr(), rows, n, iterations, eps),
+        *(pre.data_ptr(), post.data_ptr(), comb.data_ptr(), parallel.threads()),
+    )
     return Mix(pre, post, comb)
 
 
@@ -56,15 +48,9 @@ def hyper_collapse(streams: Tensor, pre: Tensor) -> Tensor:
         f"hyper_collapse: weights {list(pre.shape)} for streams {list(streams.shape)}",
     )
     out = streams.new_empty(rows, hidden)
-    kernel = native().ps_hyper_collapse
-
-    def piece(start: int, stop: int) -> None:
-        kernel(
-            *(streams.data_ptr() + 4 * start * n * hidden, pre.data_ptr() + 4 * start * n),
-            *(stop - start, n, hidden, out.data_ptr() + 4 * start * hidden),
-        )
-
-    parallel.over_rows(rows, 2 * streams.numel(), piece)
+    native().ps_hyper_collapse(
+        *(streams.data_ptr(), pre.data_ptr(), rows, n, hidden, out.data_ptr(), parallel.threads())
+    )
     return out
 
 
@@ -73,21 +59,16 @@ def hyper_expand(y: Tensor, streams: Tensor, mix: Mix) -> Tensor:
     post, comb = floats(mix.post, "post"), floats(mix.comb, "comb")
     rows, n, hidden = streams.shape
     expect(
-        tuple(y.shape) == (rows, hidden)
+        0 < n <= MAX_STREAMS
+        and tuple(y.shape) == (rows, hidden)
         and tuple(post.shape) == (rows, n)
         and tuple(comb.shape) == (rows, n, n),
         f"hyper_expand: output {list(y.shape)}, post {list(post.shape)} and comb {list(comb.shape)} "
         f"do not fit streams {list(streams.shape)}",
     )
     out = streams.new_empty(rows, n, hidden)
-    kernel = native().ps_hyper_expand
-
-    def piece(start: int, stop: int) -> None:
-        kernel(
-            *(y.data_ptr() + 4 * start * hidden, streams.data_ptr() + 4 * start * n * hidden),
-            *(post.data_ptr() + 4 * start * n, comb.data_ptr() + 4 * start * n * n),
-            *(stop - start, n, hidden, out.data_ptr() + 4 * start * n * hidden),
-        )
-
-    parallel.over_rows(rows, (n + 1) * streams.numel(), piece)
+    native().ps_hyper_expand(
+        *(y.data_ptr(), streams.data_ptr(), post.data_ptr(), comb.data_ptr(), rows, n, hidden),
+        *(out.data_ptr(), parallel.threads()),
+    )
     return out

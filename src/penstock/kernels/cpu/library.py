@@ -22,47 +22,22 @@ HOW_TO_BUILD: Final = (
 )
 
 
-class Attention(ctypes.Structure):
-    """ps_attention of attention.cpp, field by field."""
+class StoredWeight(ctypes.Structure):
+    """ps_weight of products.h, field by field."""
 
     _fields_ = (
-        ("q", c_void_p),
-        ("heads", c_int64),
-        ("dim", c_int64),
-        ("sinks", c_void_p),
-        ("window", c_void_p),
-        ("window_stride", c_int64),
-        ("window_kind", c_int64),
-        ("earlier", c_int64),
-        ("window_size", c_int64),
-        ("rows", c_void_p),
-        ("rows_stride", c_int64),
-        ("rows_kind", c_int64),
-        ("row_count", c_int64),
-        ("visible", c_void_p),
-        ("picks", c_void_p),
-        ("picks_width", c_int64),
-        ("out", c_void_p),
+        ("data", c_void_p),
+        ("scale", c_void_p),
+        ("type", c_int64),
+        ("rows", c_int64),
+        ("columns", c_int64),
     )
 
 
-class Index(ctypes.Structure):
-    """ps_index of select.cpp, field by field."""
+class StoredExpert(ctypes.Structure):
+    """ps_expert of products.h, field by field."""
 
-    _fields_ = (
-        ("q", c_void_p),
-        ("gates", c_void_p),
-        ("heads", c_int64),
-        ("dim", c_int64),
-        ("rows", c_void_p),
-        ("rows_stride", c_int64),
-        ("rows_kind", c_int64),
-        ("row_count", c_int64),
-        ("visible", c_void_p),
-        ("count", c_int64),
-        ("width", c_int64),
-        ("picks", c_void_p),
-    )
+    _fields_ = (("gate", StoredWeight), ("up", StoredWeight), ("down", StoredWeight))
 
 
 _pointer, _size, _real = c_void_p, c_int64, c_float
@@ -70,25 +45,53 @@ _pointer, _size, _real = c_void_p, c_int64, c_float
 # Entry point: type of the result, types of the arguments.  The contracts stand in the C++ files.
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_linear": (None, _pointer, _size, _size, _pointer, _size, _size, _pointer, _size),
-    "ps_rms_norm": (None, _pointer, _pointer, _size, _size, _real, _pointer),
+    "ps_products": (None, _pointer, _size, _pointer, _size, _size, _pointer, _pointer, _size),
+    "ps_grouped_product": (None, _pointer, _size, _pointer, _size, _size, _pointer, _size, _size),
+    "ps_experts": (
+        *(None, _pointer, _pointer, _size, _pointer, _pointer, _size, _real, _pointer, _real),
+        *(_pointer, _size, _pointer, _size),
+    ),
+    "ps_instruction_set": (ctypes.c_char_p,),
+    "ps_chain": (ctypes.c_uint64, _size),
+    "ps_threads_check": (None, _size, _size, _pointer),
+    "ps_rms_norm": (None, _pointer, _pointer, _size, _size, _real, _pointer, _size),
+    "ps_rotate": (*(None, _pointer, _pointer, _pointer, _size, _size, _size, _size, _real, _pointer, _size),),
+    "ps_angles": (None, _pointer, _pointer, _size, _size, _pointer, _pointer, _size),
     "ps_hyper_mix": (
         *(None, _pointer, _pointer, _pointer, _size, _size, _size, _real),
-        *(_pointer, _pointer, _pointer),
+        *(_pointer, _pointer, _pointer, _size),
     ),
     "ps_hyper_gate": (None, _pointer, _pointer, _pointer, _size, _size, _real, _pointer),
-    "ps_hyper_collapse": (None, _pointer, _pointer, _size, _size, _size, _pointer),
-    "ps_hyper_expand": (None, _pointer, _pointer, _pointer, _pointer, _size, _size, _size, _pointer),
-    "ps_pool": (None, _pointer, _pointer, _size, _size, _size, _pointer),
+    "ps_hyper_collapse": (None, _pointer, _pointer, _size, _size, _size, _pointer, _size),
+    "ps_hyper_expand": (
+        *(None, _pointer, _pointer, _pointer, _pointer, _size, _size, _size, _pointer, _size),
+    ),
+    "ps_hyper_enter": (None, _pointer, _pointer, _size, _pointer, _pointer, _size),
+    "ps_hyper_leave": (None, _pointer, _pointer, _pointer, _size, _size, _size, _size),
+    "ps_project": (None, _pointer, _pointer, _size, _pointer, _size),
+    "ps_queries_of": (
+        *(None, _pointer, _pointer, _size, _pointer, _pointer, _size, _pointer, _pointer, _size),
+    ),
+    "ps_keys_of": (
+        *(None, _pointer, _pointer, _size, _pointer, _pointer, _size, _pointer, _pointer, _size, _size),
+    ),
+    "ps_compress": (
+        *(None, _pointer, _pointer, _size, _size, _size, _pointer, _pointer, _size, _pointer, _size, _size),
+    ),
+    "ps_output_of": (None, _pointer, _pointer, _size, _pointer, _size),
+    "ps_router_of": (None, _pointer, _pointer, _pointer, _size, _pointer, _pointer, _size),
+    "ps_logits_top": (c_int64, _pointer, _size, _pointer),
+    "ps_logits_weights": (ctypes.c_double, _pointer, _size, _real, _real, _pointer, _size),
+    "ps_logits_filter": (ctypes.c_double, _pointer, _size, ctypes.c_double, _size, ctypes.c_double, _real),
+    "ps_logits_draw": (c_int64, _pointer, _size, ctypes.c_double),
+    "ps_pool": (None, _pointer, _pointer, _size, _size, _size, _pointer, _size),
     "ps_route": (
         *(None, _pointer, _pointer, _pointer, _size, _size, _size, c_int32, _real),
         *(_pointer, _pointer, _pointer),
     ),
     "ps_swiglu": (None, _pointer, _pointer, _size, _real, _pointer),
-    "ps_attend_scratch": (c_int64, _size, _size),
-    "ps_attend": (None, ctypes.POINTER(Attention), _size, _size, _size, _size, _pointer),
-    "ps_select_scratch": (c_int64, _size, _size, _size),
-    "ps_select_rank": (None, ctypes.POINTER(Index), _size, _size, _size, _size, _pointer, _pointer),
-    "ps_select_pick": (None, ctypes.POINTER(Index), _size, _size, _pointer),
+    "ps_attend": (None, _pointer, _pointer, _size),
+    "ps_select": (None, _pointer, _size),
 }
 
 

@@ -1,49 +1,67 @@
-"""Products with stored weights.  A slab of weight rows is decoded, used while it is in the cache, and dropped."""
+"""Products with stored weights, multiplied as they lie in the file (native/products.h)."""
 
-from typing import Final
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
 
 from torch import Tensor
 
-from penstock.kernels.cpu import parallel
+from penstock.kernels.cpu import decoded, parallel
 from penstock.kernels.cpu.library import expect, floats, native
+from penstock.kernels.cpu.stored import address, stored_weight
 from penstock.kernels.reference.linear import embed
 from penstock.weights.tensor import Weight
 
-__all__ = ["embed", "grouped_linear", "linear"]
-
-SLAB: Final = 1 << 17  # weights decoded at a time: 512 KiB of float32, half of a small L2 cache
-DECODING: Final = 8  # decoding a weight takes about as long as this many multiply-adds
+__all__ = ["embed", "grouped_linear", "linear", "linears"]
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
-    return grouped_linear(x.unsqueeze(1), weight, 1)
+    return linears(x, (weight,))[0]
+
+
+def linears(x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+    x = floats(x, "linear input")
+    for weight in weights:
+        expect(
+            x.dim() == 2 and x.shape[1] == weight.shape[1],
+            f"{weight.info.name}: input {list(x.shape)} does not fit weight {list(weight.shape)}",
+        )
+    rows = x.shape[0]
+    results: list[Tensor] = []
+    places, outs, strides = [], [], []
+    for weight in weights:
+        stored = stored_weight(weight)
+        if stored is None:
+            results.append(decoded.grouped_product(x.unsqueeze(1), weight, 1))
+            continue
+        out = x.new_empty(rows, weight.shape[0])
+        results.append(out)
+        places.append(address(stored))
+        outs.append(out.data_ptr())
+        strides.append(weight.shape[0])
+    count = len(places)
+    if count and rows:
+        native().ps_products(
+            *((c_void_p * count)(*places), count, x.data_ptr(), x.shape[1], rows),
+            *((c_void_p * count)(*outs), (c_int64 * count)(*strides), parallel.threads()),
+        )
+    return results
 
 
 def grouped_linear(x: Tensor, weight: Weight, groups: int) -> Tensor:
     x = floats(x, "linear input")
     rows, columns = x.shape[0], weight.shape[1]
-    out = weight.shape[0] // groups  # per group
+    out = weight.shape[0]
     expect(
-        tuple(x.shape) == (rows, groups, columns) and out * groups == weight.shape[0],
+        tuple(x.shape) == (rows, groups, columns) and out % groups == 0,
         f"{weight.info.name}: input {list(x.shape)} does not fit weight {list(weight.shape)} in {groups} groups",
     )
-    result = x.new_empty(rows, groups * out)
-    step = max(4, SLAB // max(1, columns))
-    slabs = -(-out // step)  # per group: a slab never crosses into the next, which reads other inputs
-    kernel, x_at, out_at = native().ps_linear, x.data_ptr(), result.data_ptr()
-
-    def slab(number: int) -> None:
-        group, part = divmod(number, slabs)
-        start = group * out + part * step
-        stop = min(start + step, (group + 1) * out)
-        w = weight.rows(start, stop)  # [stop - start, in]
-        kernel(
-            *(x_at + 4 * group * columns, groups * columns, rows),
-            *(w.ctypes.data, stop - start, columns),
-            *(out_at + 4 * start, groups * out),
-        )
-
-    work = weight.shape[0] * columns * (rows + (0 if weight.in_place else DECODING))
+    stored = stored_weight(weight)
+    if stored is None:
+        return decoded.grouped_product(x, weight, groups)
+    result = x.new_empty(rows, out)
     if rows:
-        parallel.each(groups * slabs, parallel.threads_for(work), slab)
+        native().ps_grouped_product(
+            *(address(stored), groups, x.data_ptr(), groups * columns, rows),
+            *(result.data_ptr(), out, parallel.threads()),
+        )
     return result

@@ -1,9 +1,11 @@
-"""RMS norm."""
+"""RMS norm and rotary position embedding."""
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import parallel
 from penstock.kernels.cpu.library import expect, floats, native, pointer
+from penstock.kernels.parts import Rotation
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -13,11 +15,35 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         weight = floats(weight, "rms_norm weight")
         expect(weight.numel() == dim, f"rms_norm: {weight.numel()} weights for {dim} channels")
     out = x.new_empty(x.shape)
-    kernel, x_at, weight_at, out_at = native().ps_rms_norm, x.data_ptr(), pointer(weight), out.data_ptr()
-
-    def piece(start: int, stop: int) -> None:
-        kernel(x_at + 4 * start * dim, weight_at, stop - start, dim, eps, out_at + 4 * start * dim)
-
     if x.numel():
-        parallel.over_rows(x.numel() // dim, 4 * x.numel(), piece)
+        native().ps_rms_norm(
+            *(x.data_ptr(), pointer(weight), x.numel() // dim, dim, eps, out.data_ptr(), parallel.threads())
+        )
     return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
+    x, cos, sin = floats(x, "rotate input"), floats(cos, "cos"), floats(sin, "sin")
+    rows, dim, half = x.shape[0], x.shape[-1], cos.shape[-1]
+    expect(
+        tuple(cos.shape) == tuple(sin.shape) == (rows, half) and 2 * half <= dim,
+        f"rotate: cos {list(cos.shape)} and sin {list(sin.shape)} for input {list(x.shape)}",
+    )
+    out = x.new_empty(x.shape)
+    if x.numel():
+        native().ps_rotate(
+            *(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, x.numel() // (rows * dim), dim, half),
+            *(-1.0 if inverse else 1.0, out.data_ptr(), parallel.threads()),
+        )
+    return out
+
+
+def angles(positions: Tensor, speed: Tensor) -> Rotation:
+    positions, speed = positions.to(torch.long).contiguous(), floats(speed, "speed")
+    rows, half = positions.shape[0], speed.shape[0]
+    cos, sin = speed.new_empty(rows, half), speed.new_empty(rows, half)
+    native().ps_angles(
+        *(positions.data_ptr(), speed.data_ptr(), rows, half, cos.data_ptr(), sin.data_ptr()),
+        parallel.threads(),
+    )
+    return Rotation(cos, sin)

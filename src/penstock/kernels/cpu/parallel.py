@@ -1,7 +1,11 @@
 """Threads: how the work of one op is shared out.
 
 Kernels are serial and compute every row by itself, so how work is cut and who does which piece never shows in a
-result.  The number of threads is torch's: `torch.set_num_threads` speaks for these ops too.
+result.
+
+The number of threads is set here and is none of torch's business: torch's own threads wait for each other at every
+operation, and where another process takes a core that wait is hundreds of times the operation.  Whoever uses these
+ops leaves torch with one thread (`Engine` does).
 """
 
 import os
@@ -9,13 +13,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import torch
-
 # Multiply-adds (or what takes as long) below which a second thread costs more than it brings: waking one takes
 # about as long as 2^20 of them.
 WORTH_SHARING = 1 << 21
 
-_worker = threading.local()
+_limit = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Worker(threading.local):
+    busy = False  # this thread is running a piece of an op
+
+
+_worker = _Worker()
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
 
@@ -36,11 +45,21 @@ def _shared_pool() -> ThreadPoolExecutor:
         return _pool
 
 
+def set_threads(count: int) -> None:
+    """From now on an op uses at most `count` threads, the calling one included."""
+    global _limit
+    _limit = count
+
+
+def threads() -> int:
+    """The most threads an op may use here, the calling one included."""
+    # An op inside an op: waiting for the own pool could wait forever.
+    return 1 if _worker.busy else _limit
+
+
 def threads_for(work: int) -> int:
     """How many threads `work` multiply-adds deserve."""
-    if getattr(_worker, "busy", False):  # an op inside an op: waiting for the own pool could wait forever
-        return 1
-    return max(1, min(torch.get_num_threads(), work // WORTH_SHARING))
+    return max(1, min(threads(), work // WORTH_SHARING))
 
 
 def each(pieces: int, threads: int, body: Callable[[int], None]) -> None:

@@ -1,8 +1,13 @@
 """Routing, and the activation inside an expert."""
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from penstock.kernels.ops import Expert
+from penstock.kernels.reference.linear import linear
 
 
 def route(
@@ -20,3 +25,23 @@ def route(
 
 def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     return F.silu(gate.clamp(max=limit)) * up.clamp(min=-limit, max=limit)
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    chosen: Mapping[int, Expert],
+    limit: float,
+    shared: Expert | None = None,
+    shared_limit: float = 0.0,
+) -> Tensor:
+    out = torch.zeros_like(x)
+    for number in torch.unique(ids).tolist():  # ascending
+        rows, slots = torch.where(ids == number)
+        out.index_add_(0, rows, _expert(x[rows], chosen[number], limit) * weights[rows, slots, None])
+    return out if shared is None else out + _expert(x, shared, shared_limit)
+
+
+def _expert(x: Tensor, expert: Expert, limit: float) -> Tensor:
+    return linear(swiglu(linear(x, expert.gate), linear(x, expert.up), limit), expert.down)

@@ -1,6 +1,7 @@
 """Products with stored weights.  A slab of rows is decoded, used and dropped: never a whole matrix."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,10 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
         stop = min(out, start + step)
         result[:, start:stop] = F.linear(x, _rows(weight, start, stop))
     return result
+
+
+def linears(x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+    return [linear(x, weight) for weight in weights]
 
 
 def grouped_linear(x: Tensor, weight: Weight, groups: int) -> Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from penstock.kernels.parts import Rotation
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -21,3 +23,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor
     a, b = tail.unbind(-1)
     turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1)
     return torch.cat((plain, turned.flatten(-2)), dim=-1)
+
+
+def angles(positions: Tensor, speed: Tensor) -> Rotation:
+    angle = positions.double().unsqueeze(1) * speed.double()
+    return Rotation(torch.cos(angle).float(), torch.sin(angle).float())

@@ -1,0 +1,95 @@
+// Formats with a scale for every 32 weights: Q8_0, MXFP4 and the FP4 of checkpoints.  A row may end within a block of
+// 256.  Four products of at most 128 · 32,767, or 3,072 · 32,767, make a lane's sum: no overflow.
+#pragma once
+
+#include "../isa/isa.h"
+
+namespace {
+
+struct Q8_0 {
+    static constexpr Order ORDER = NATURAL;
+    static constexpr bool WHOLE = false;
+    static constexpr int MINIMUMS = 0;
+    static constexpr i64 BYTES = 8 * 34;
+
+    struct Block {
+        const u8* p;
+    };
+
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
+        return {static_cast<const u8*>(w.data) + row * (w.columns / 32 * 34) + block * BYTES};
+    }
+    template <int G>
+    static PS_INLINE Pair weights(const Block& b) {
+        return widen(b.p + G * 34 + 2);
+    }
+    template <int G>
+    static PS_INLINE F8 scale(const Block& b) {
+        return splat_f16(b.p + G * 34);
+    }
+    static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
+};
+
+// Twice the value of the sixteen E2M1 codes; multiplied by 256 when widened.
+alignas(16) constexpr u8 TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 255, 254, 253, 252, 250, 248, 244};
+
+// 2^(b − 127) / 512 for those weights: a number without rounding for every b, if a subnormal one for the first few.
+PS_INLINE F8 fp4_scale(u8 b) {
+    const unsigned exponent = b;
+    const std::uint32_t bits = exponent > 9 ? (exponent - 9) << 23 : 1u << (exponent + 13);
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    return splat(scale);
+}
+
+struct MXFP4 {
+    static constexpr Order ORDER = SPLIT;
+    static constexpr bool WHOLE = false;
+    static constexpr int MINIMUMS = 0;
+    static constexpr i64 BYTES = 8 * 17;
+
+    struct Block {
+        const u8* p;
+    };
+
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
+        return {static_cast<const u8*>(w.data) + row * (w.columns / 32 * 17) + block * BYTES};
+    }
+    template <int G>
+    static PS_INLINE Pair weights(const Block& b) {
+        return times_256(look_up(TWICE_E2M1, nibbles(b.p + G * 17 + 1)));
+    }
+    template <int G>
+    static PS_INLINE F8 scale(const Block& b) {
+        return fp4_scale(b.p[G * 17]);
+    }
+    static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
+};
+
+struct FP4 {
+    static constexpr Order ORDER = SPLIT;
+    static constexpr bool WHOLE = false;
+    static constexpr int MINIMUMS = 0;
+    static constexpr i64 BYTES = 8 * 16;
+
+    struct Block {
+        const u8 *p, *scales;
+    };
+
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
+        return {static_cast<const u8*>(w.data) + row * (w.columns / 2) + block * BYTES,
+                static_cast<const u8*>(w.scale) + row * (w.columns / 32) + block * 8};
+    }
+    template <int G>
+    static PS_INLINE Pair weights(const Block& b) {
+        return times_256(look_up(TWICE_E2M1, nibble_pairs(b.p + G * 16)));
+    }
+    template <int G>
+    static PS_INLINE F8 scale(const Block& b) {
+        const u8 e = b.scales[G];
+        return e == 255 ? splat(__builtin_nanf("")) : fp4_scale(e);
+    }
+    static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
+};
+
+}  // namespace

@@ -1,0 +1,208 @@
+// NEON, as every 64-bit ARM processor has it.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstring>
+
+#include "../formats/iq2_xxs_grid.h"
+
+namespace {
+
+constexpr const char* ISA_NAME = "neon";
+constexpr int TILE_INPUTS = 2, TILE_WEIGHTS = 2;  // a sum takes four registers
+constexpr int CHAINS = 1;
+
+// Floats
+
+struct F8 {
+    float32x4_t a, b;
+};
+
+PS_INLINE F8 splat(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+PS_INLINE F8 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+PS_INLINE void store(float* p, F8 v) {
+    vst1q_f32(p, v.a);
+    vst1q_f32(p + 4, v.b);
+}
+PS_INLINE F8 mul(F8 a, F8 b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
+PS_INLINE F8 fma(F8 a, F8 b, F8 c) { return {vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b)}; }   // a · b + c
+PS_INLINE F8 fnma(F8 a, F8 b, F8 c) { return {vfmsq_f32(c.a, a.a, b.a), vfmsq_f32(c.b, a.b, b.b)}; }  // c − a · b
+
+// ((0+4) + (2+6)) + ((1+5) + (3+7))
+PS_INLINE float add_lanes(F8 v) {
+    float32x4_t t = vaddq_f32(v.a, v.b);
+    float32x2_t u = vadd_f32(vget_low_f32(t), vget_high_f32(t));
+    return vget_lane_f32(u, 0) + vget_lane_f32(u, 1);
+}
+
+PS_INLINE F8 from_halves(uint16x8_t h) {
+    return {vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(h))), vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(h)))};
+}
+PS_INLINE uint16x8_t load_u16(const u8* p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
+
+PS_INLINE F8 splat_f16(const u8* p) {
+    std::uint16_t half;
+    std::memcpy(&half, p, 2);
+    return from_halves(vdupq_n_u16(half));
+}
+PS_INLINE F8 load_f16(const u8* p) { return from_halves(load_u16(p)); }
+PS_INLINE F8 load_bf16(const u8* p) {
+    uint16x8_t v = load_u16(p);
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)),
+            vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(v), 16))};
+}
+
+// Eight E4M3 numbers, divided by 256: their bits, in the right places, are float16 numbers with another bias.
+PS_INLINE F8 load_e4m3(const u8* p) {
+    int16x8_t v = vreinterpretq_s16_u16(vshll_n_u8(vld1_u8(p), 8));
+    const uint16x8_t most = vdupq_n_u16(0x3f80);
+    uint16x8_t half = vandq_u16(vreinterpretq_u16_s16(vshrq_n_s16(v, 1)), vdupq_n_u16(0xbfff));
+    uint16x8_t nan = vceqq_u16(vandq_u16(half, most), most);  // 0x7f and 0xff
+    return from_halves(vorrq_u16(half, vandq_u16(nan, vdupq_n_u16(0x7fff))));
+}
+
+// The eight bytes of `bytes` as floats.
+PS_INLINE F8 floats(std::uint64_t bytes) {
+    uint16x8_t v = vmovl_u8(vcreate_u8(bytes));
+    return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(v))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(v)))};
+}
+
+PS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+// Bytes
+
+struct B32 {
+    uint8x16_t a, b;
+};
+PS_INLINE B32 load_bytes(const u8* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
+
+// The low nibbles of sixteen bytes, then the high ones.
+PS_INLINE B32 nibbles(const u8* p) {
+    uint8x16_t v = vld1q_u8(p);
+    return {vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8(v, 4)};
+}
+
+// Low and high nibble of each of sixteen bytes in turn.
+PS_INLINE B32 nibble_pairs(const u8* p) {
+    B32 v = nibbles(p);
+    return {vzip1q_u8(v.a, v.b), vzip2q_u8(v.a, v.b)};
+}
+
+// table[i] for every byte i < 16.
+PS_INLINE B32 look_up(const u8* table, B32 index) {
+    uint8x16_t t = vld1q_u8(table);
+    return {vqtbl1q_u8(t, index.a), vqtbl1q_u8(t, index.b)};
+}
+
+// Groups of 32
+
+struct W32 {
+    int16x8_t v[4];
+};
+using Pair = W32;
+
+PS_INLINE W32 load(const i16* p) { return {{vld1q_s16(p), vld1q_s16(p + 8), vld1q_s16(p + 16), vld1q_s16(p + 24)}}; }
+PS_INLINE Pair load_pair(const i16* p) { return load(p); }
+PS_INLINE void store(i16* p, W32 w) {
+    for (int i = 0; i < 4; i++) vst1q_s16(p + 8 * i, w.v[i]);
+}
+
+struct V {
+    int16x8_t a, b;
+};
+constexpr i64 STEP = 16;
+PS_INLINE V load_step(const i16* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
+
+// Of every sixteen: elements 0–3, 4–7, 8–11 and 12–15.  Neighbours are added in the end.
+struct Sum {
+    int32x4_t s[4];
+};
+PS_INLINE Sum no_sum() { return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}}; }
+PS_INLINE Sum add_dot(Sum sum, V w, V x) {
+    return {{vmlal_s16(sum.s[0], vget_low_s16(w.a), vget_low_s16(x.a)), vmlal_high_s16(sum.s[1], w.a, x.a),
+             vmlal_s16(sum.s[2], vget_low_s16(w.b), vget_low_s16(x.b)), vmlal_high_s16(sum.s[3], w.b, x.b)}};
+}
+PS_INLINE Sum add_dot(Sum sum, W32 w, W32 x) {
+    return add_dot(add_dot(sum, V{w.v[0], w.v[1]}, V{x.v[0], x.v[1]}), V{w.v[2], w.v[3]}, V{x.v[2], x.v[3]});
+}
+PS_INLINE Sum add(Sum a, Sum b) {
+    return {{vaddq_s32(a.s[0], b.s[0]), vaddq_s32(a.s[1], b.s[1]), vaddq_s32(a.s[2], b.s[2]),
+             vaddq_s32(a.s[3], b.s[3])}};
+}
+PS_INLINE F8 floats(Sum sum) {
+    return {vcvtq_f32_s32(vpaddq_s32(sum.s[0], sum.s[1])), vcvtq_f32_s32(vpaddq_s32(sum.s[2], sum.s[3]))};
+}
+PS_INLINE F8 dot_floats(Pair w, Pair x) { return floats(add_dot(no_sum(), w, x)); }
+
+// Signed bytes.
+PS_INLINE Pair widen(const u8* p) {
+    int8x16_t a = vreinterpretq_s8_u8(vld1q_u8(p)), b = vreinterpretq_s8_u8(vld1q_u8(p + 16));
+    return {{vmovl_s8(vget_low_s8(a)), vmovl_high_s8(a), vmovl_s8(vget_low_s8(b)), vmovl_high_s8(b)}};
+}
+
+// 256 times the signed bytes, in split order.
+PS_INLINE Pair times_256(B32 v) {
+    int16x8_t a = vreinterpretq_s16_u8(v.a), b = vreinterpretq_s16_u8(v.b);
+    const int16x8_t upper = vdupq_n_s16(static_cast<short>(0xff00));
+    return {{vshlq_n_s16(a, 8), vshlq_n_s16(b, 8), vandq_s16(a, upper), vandq_s16(b, upper)}};
+}
+
+// (byte >> SHIFT) & MASK in split order.
+template <int SHIFT, int MASK>
+PS_INLINE W32 fields(B32 v) {
+    auto field = [](uint8x16_t bytes, int shift) {
+        uint16x8_t shifted = vshlq_u16(vreinterpretq_u16_u8(bytes), vdupq_n_s16(static_cast<short>(-shift)));
+        return vreinterpretq_s16_u16(vandq_u16(shifted, vdupq_n_u16(MASK)));
+    };
+    return {{field(v.a, SHIFT), field(v.b, SHIFT), field(v.a, 8 + SHIFT), field(v.b, 8 + SHIFT)}};
+}
+
+// Scales of eight groups.
+struct GroupScales {
+    i16 scale[8];
+};
+PS_INLINE GroupScales group_scales(std::uint64_t bytes) {
+    GroupScales out;
+    vst1q_s16(out.scale, vreinterpretq_s16_u16(vmovl_u8(vcreate_u8(bytes))));
+    return out;
+}
+PS_INLINE W32 scaled(W32 w, const GroupScales& scales, int group) {
+    for (int16x8_t& v : w.v) v = vmulq_n_s16(v, scales.scale[group]);
+    return w;
+}
+
+// Scales of sixteen half groups: the low nibbles of sixteen bytes.
+struct HalfScales {
+    i16 scale[16];
+};
+PS_INLINE HalfScales half_scales(const u8* p) {
+    uint8x16_t low = vandq_u8(vld1q_u8(p), vdupq_n_u8(15));
+    HalfScales out;
+    vst1q_s16(out.scale, vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(low))));
+    vst1q_s16(out.scale + 8, vreinterpretq_s16_u16(vmovl_high_u8(low)));
+    return out;
+}
+PS_INLINE W32 scaled(W32 w, const HalfScales& scales, int group) {
+    for (int i = 0; i < 4; i++) w.v[i] = vmulq_n_s16(w.v[i], scales.scale[2 * group + i % 2]);
+    return w;
+}
+
+// IQ2_XXS: signs come from a table, as ±1.
+struct Signs {};
+PS_INLINE Signs signs(const u8*) { return {}; }
+// The vectors of a group (four indices, then a word with four times seven sign bits and the scale), signed and scaled.
+PS_INLINE W32 grid_weights(const u8* group, const Signs&, int) {
+    std::uint32_t word;
+    std::memcpy(&word, group + 4, 4);
+    const auto scale = static_cast<short>(2 * (word >> 28) + 1);
+    W32 out;
+    for (int k = 0; k < 4; k++) {
+        int16x8_t size = vld1q_s16(iq2_xxs::GRID.data() + 8 * group[k]);
+        int16x8_t sign = vld1q_s16(iq2_xxs::SIGNS.data() + 8 * (word >> 7 * k & 127));
+        out.v[k] = vmulq_n_s16(vmulq_s16(size, sign), scale);
+    }
+    return out;
+}
+
+}  // namespace

@@ -1,0 +1,91 @@
+// What each instruction set provides for products, and the form inputs have when they get there.
+#pragma once
+
+#include "products.h"
+
+using i16 = std::int16_t;
+using u8 = std::uint8_t;
+
+constexpr i64 BLOCK = 256;  // inputs that share a scale
+constexpr i64 GROUP = 32;   // inputs that every format can be cut into
+
+// Order of the inputs inside a group of 32.  SPLIT has the sixteen with an even index first: packed formats come apart
+// into 16-bit lanes that way without a shuffle.
+enum Order { NATURAL = 0, SPLIT = 1 };
+
+constexpr i64 SUMS = 24;  // per block: sums of the eight groups of 32, then of the sixteen of 16
+
+// Rows of inputs.  Quantised rows have ceil(columns / 256) blocks, zeros behind the last column.
+struct Inputs {
+    const float* x;  // row r at x + r · x_stride
+    i64 x_stride;
+    i64 columns, blocks;
+    const i16* values[2];  // by Order; [rows, blocks · 256], null where nobody asks for it
+    const float* scales;   // [rows, blocks]
+    const float* sums;     // [rows, blocks, SUMS]: exact, they stay below 2²⁰
+    const i64* index;      // the rows meant, or null: 0, 1, 2, …
+    i64 rows;              // how many
+
+    PS_INLINE i64 row(i64 i) const { return index ? index[i] : i; }
+};
+
+struct Kernels {
+    const char* name;
+
+    // One row of `columns` floats to 16 bits.  values: by Order, either may be null.
+    void (*quantise)(const float* x, i64 columns, i16* const values[2], float* scales, float* sums);
+
+    // out[i · out_stride + j − first] = (input i) · (weight row j) for j in [first, last).
+    // scratch: `scratch_bytes` bytes at a multiple of 64, this thread's own.
+    void (*multiply)(const ps_weight& weight, i64 first, i64 last, const Inputs& inputs, float* out, i64 out_stride,
+                     void* scratch);
+
+    // out += weight · x, n elements, fused.
+    void (*add_scaled)(float weight, const float* x, i64 n, float* out);
+
+    i64 scratch_bytes;
+    i64 panel;  // weight rows that many inputs are best multiplied with at a time
+};
+
+const Kernels& scalar_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& neon_kernels();
+
+// The ones of this name, or the best where it is null or empty.  Null: unknown, or not on this processor.
+const Kernels* kernels_named(const char* name);
+
+// The ones in use.  See ps_instruction_set.
+const Kernels& kernels();
+
+// How a format's inputs must look.
+struct Wants {
+    bool quantised;
+    Order order;
+};
+PS_INLINE constexpr Wants wants(i64 type) {
+    switch (type) {
+        case W_Q8_0:
+        case W_IQ2_XXS: return {true, NATURAL};
+        case W_Q2_K:
+        case W_Q4_K:
+        case W_MXFP4:
+        case W_FP4: return {true, SPLIT};
+        default: return {false, NATURAL};
+    }
+}
+
+PS_INLINE constexpr i64 row_bytes(i64 type, i64 columns) {
+    switch (type) {
+        case W_F32: return columns * 4;
+        case W_F16:
+        case W_BF16: return columns * 2;
+        case W_Q8_0: return columns / 32 * 34;
+        case W_Q2_K: return columns / 256 * 84;
+        case W_Q4_K: return columns / 256 * 144;
+        case W_IQ2_XXS: return columns / 256 * 66;
+        case W_MXFP4: return columns / 32 * 17;
+        case W_FP4: return columns / 2;
+        default: return columns;
+    }
+}

@@ -1,0 +1,147 @@
+// What sampling asks of a row of logits.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "simd.h"
+#include "threads.h"
+
+// The highest of x [n], n > 0, and the lowest index that has it; −1 if any is NaN.
+PS_KERNEL i64 ps_logits_top(const float* x, i64 n, float* top) {
+    constexpr i64 PART = 1024;
+    float best = -INFINITY;
+    i64 part = 0;  // where the best was first seen
+    bool bad = false;
+    for (i64 first = 0; first < n; first += PART) {
+        const i64 end = first + PART < n ? first + PART : n;
+        vf highest = splat(-INFINITY);
+        vi broken = {};
+        i64 i = first;
+        for (; i + LANES <= end; i += LANES) {
+            vf v = load(x + i);
+            broken |= v != v;
+            highest = larger(v, highest);
+        }
+        float own = -INFINITY;
+        for (i64 lane = 0; lane < LANES; lane++) {
+            own = highest[lane] > own ? highest[lane] : own;
+            bad |= broken[lane] != 0;
+        }
+        for (; i < end; i++) {
+            own = x[i] > own ? x[i] : own;
+            bad |= x[i] != x[i];
+        }
+        if (own > best) {
+            best = own;
+            part = first;
+        }
+    }
+    *top = best;
+    if (bad) return -1;
+    while (part < n && x[part] != best) part++;
+    return part;
+}
+
+PS_DISPATCH double weigh_logits(const float* x, i64 n, float top, float factor, float* out) {
+    vd sum = {};
+    for (i64 i = 0; i < n; i += LANES) {
+        vf e = exponential((load(x + i, n - i) - top) * factor);
+        if (out) store(out + i, e, n - i);
+        for (i64 lane = n - i; lane < LANES; lane++) e[lane] = 0;
+        sum += __builtin_convertvector(e, vd);
+    }
+    double all = 0;
+    for (i64 lane = 0; lane < LANES; lane++) all += sum[lane];
+    return all;
+}
+
+// out = e^((x − top) · factor), n values; returns their sum.  out may be null.
+PS_EXPORT double ps_logits_weights(const float* x, i64 n, float top, float factor, float* out, i64 threads) {
+    constexpr i64 PART = 16384;  // sums are made part by part, whoever does which
+    std::vector<double> sums(static_cast<std::size_t>((n + PART - 1) / PART));
+    parallel_for(static_cast<i64>(sums.size()), threads, [&](i64 part) {
+        const i64 first = part * PART;
+        sums[static_cast<std::size_t>(part)] =
+            weigh_logits(x + first, std::min(PART, n - first), top, factor, out ? out + first : nullptr);
+    });
+    double all = 0;
+    for (double sum : sums) all += sum;
+    return all;
+}
+
+namespace {
+
+using u32 = std::uint32_t;
+
+// Positive floats are ordered like their bits: buckets of one sixteenth of a power of two each.
+constexpr int SHIFT = 19;
+constexpr i64 BUCKETS = i64{1} << (31 - SHIFT);
+
+i64 bucket_of(float weight) { return std::bit_cast<u32>(weight) >> SHIFT; }
+
+// Sets to zero all but the best weights, ties to the lower index: as few as add up to `mass`, and at most `count`.
+// Returns the sum of those that stay.
+double keep_best(float* weights, i64 n, i64 count, double mass) {
+    std::vector<double> masses(BUCKETS);
+    std::vector<i64> counts(BUCKETS);
+    for (i64 i = 0; i < n; i++) {
+        const i64 b = bucket_of(weights[i]);
+        masses[static_cast<std::size_t>(b)] += weights[i];
+        counts[static_cast<std::size_t>(b)]++;
+    }
+    double sum = 0;
+    i64 edge = BUCKETS - 1, kept = 0;
+    for (; edge > 0; edge--) {  // whole buckets, as long as neither bound is reached
+        const auto b = static_cast<std::size_t>(edge);
+        if (kept + counts[b] >= count || sum + masses[b] >= mass) break;
+        sum += masses[b];
+        kept += counts[b];
+    }
+    std::vector<std::pair<float, i64>> close;  // (−weight, index) of the bucket that holds the bound
+    for (i64 i = 0; i < n; i++) {
+        const i64 b = bucket_of(weights[i]);
+        if (b == edge) close.emplace_back(-weights[i], i);
+        if (b <= edge) weights[i] = 0;
+    }
+    std::sort(close.begin(), close.end());
+    for (const auto& [negative, i] : close) {
+        if (kept >= count || (kept > 0 && sum >= mass)) break;
+        weights[i] = -negative;
+        sum += weights[i];
+        kept++;
+    }
+    return sum;
+}
+
+}  // namespace
+
+// Filters weights [n] of [0, 1] whose highest is 1 and whose sum is `total`, in place, by setting to zero what goes:
+// all but the best top_k (0: any number), then all but as few of the best as make up top_p of what is left, then those
+// below min_p of the best one.  The best one always stays.  Returns the sum of the others and it.
+PS_EXPORT double ps_logits_filter(float* weights, i64 n, double total, i64 top_k, double top_p, float min_p) {
+    if (top_k > 0 && top_k < n) total = keep_best(weights, n, top_k, INFINITY);
+    if (top_p < 1) total = keep_best(weights, n, n, top_p * total);
+    if (min_p > 0) {
+        total = 0;
+        for (i64 i = 0; i < n; i++) {
+            if (weights[i] < min_p) weights[i] = 0;
+            total += weights[i];
+        }
+    }
+    return total;
+}
+
+// The first index at which the weights so far add up to more than `target`; the last with any weight if they never do.
+PS_EXPORT i64 ps_logits_draw(const float* weights, i64 n, double target) {
+    double sum = 0;
+    i64 last = 0;
+    for (i64 i = 0; i < n; i++) {
+        if (weights[i] == 0) continue;
+        sum += weights[i];
+        last = i;
+        if (sum > target) break;
+    }
+    return last;
+}

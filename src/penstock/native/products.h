@@ -1,0 +1,58 @@
+// Products with stored weights: the bytes of the file are multiplied as they are, never decoded to a matrix first.
+//
+// A row's result is the same bits whatever else is in the call: other rows, other weights, any number of threads.
+// For the integer formats (Q8_0, IQ2_XXS, Q2_K, Q4_K, MXFP4, FP4) inputs are rounded to 16 bits, with one float32
+// scale per 256 elements: an error of at most 2⁻¹⁶ of the largest input of those 256.  A row of inputs that holds a
+// NaN or an infinity has NaN for all its results.  The other formats multiply float32 with float32.
+//
+// Weights may lie at any address.  `threads` is the most threads to use, the caller's own included; see threads.h.
+#pragma once
+
+#include "api.h"
+
+// Numbers of GGUF where it has the format.
+enum WeightKind : i64 {
+    W_F32 = 0,
+    W_F16 = 1,
+    W_Q8_0 = 8,
+    W_Q2_K = 10,
+    W_Q4_K = 12,
+    W_IQ2_XXS = 16,
+    W_BF16 = 30,
+    W_MXFP4 = 39,
+    W_FP8 = 1000,  // e4m3, one scale per 128 × 128 weights
+    W_FP4 = 1001,  // e2m1 pairs, low nibble first, one scale per 32 weights of a row
+};
+
+struct ps_weight {
+    const void* data;
+    const void* scale;  // E8M0 bytes of FP8 and FP4, else null
+    i64 type;           // WeightKind
+    i64 rows, columns;  // columns: a whole number of the format's blocks
+};
+
+struct ps_expert {
+    ps_weight gate, up, down;
+};
+
+// Several weights on the same input: out_i[r · out_strides[i] + j] = x_r · (row j of weight i).
+// x: `rows` rows of as many columns as every weight has, x_stride apart.
+PS_EXPORT void ps_products(const ps_weight* const* weights, i64 count, const float* x, i64 x_stride, i64 rows,
+                           float* const* outs, const i64* out_strides, i64 threads);
+
+// A weight whose rows are split into `groups` equal parts, each with its own input: x [rows, groups, columns], rows
+// x_stride apart → out [rows, weight rows], rows out_stride apart.
+PS_EXPORT void ps_grouped_product(const ps_weight* weight, i64 groups, const float* x, i64 x_stride, i64 rows,
+                                  float* out, i64 out_stride, i64 threads);
+
+// Routed experts.  ids, weights [rows, slots]; experts[i] is the expert with id expert_ids[i], which ascend and name
+// every id that occurs.  out_r = Σ weight · down(silu(min(gate, limit)) · clamp(up, ±limit)), over the row's experts in
+// ascending order of id, those with the same id in order of slot; then, unless it is null, the shared expert with its
+// own limit.  x, out [rows, hidden], contiguous.
+PS_EXPORT void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
+                          const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
+                          const float* x, i64 rows, float* out, i64 threads);
+
+// "scalar", "avx2", "avx512" or "neon": what the products use.  Chosen at the first use: the best this processor
+// has, or the one named in PENSTOCK_ISA.  Null when that names one that is unknown or that this processor lacks.
+PS_EXPORT const char* ps_instruction_set();

@@ -1,0 +1,101 @@
+// The way from a layer's input to its queries and its key/value row.
+#include "norm.h"
+#include "products.h"
+#include "rows.h"
+#include "share.h"
+#include "workspace.h"
+
+constexpr i64 CHUNK = 512;  // rows at a time: bounds the memory between the steps
+constexpr i64 MAX_WEIGHTS = 16;
+
+// Weights that read the same input, their results side by side.
+struct ps_projections {
+    const ps_weight* const* weights;
+    i64 count;  // <= MAX_WEIGHTS
+    i64 width;  // rows of all of them together
+};
+
+struct ps_queries {
+    const ps_weight *q_b, *index_q_b;  // the second is null in layers without an indexer
+    const float* norm;                 // [rank]
+    i64 column, rank;                  // where the low-rank query stands among the projections, and its width
+    i64 heads, dim, index_heads, index_dim;
+    i64 half;  // pairs that are turned
+    float eps;
+};
+
+struct ps_keys {
+    const float* norm;  // [dim]
+    i64 column, dim, half;
+    float eps;
+};
+
+PS_DISPATCH void norm_columns(const float* x, i64 stride, const float* weight, i64 first, i64 last, i64 dim, float eps,
+                              float* out) {
+    for (i64 r = first; r < last; r++) norm_row(x + r * stride, weight, dim, eps, out + r * dim);
+}
+
+// Heads [first, last) of all rows' heads, in place.
+PS_DISPATCH void finish_heads(float* q, const float* cos, const float* sin, i64 first, i64 last, i64 heads, i64 dim,
+                              i64 half, bool norm, float eps) {
+    for (i64 i = first; i < last; i++) {
+        float* own = q + i * dim;
+        if (norm) norm_row(own, nullptr, dim, eps, own);
+        rotate_pairs(own + dim - 2 * half, cos + i / heads * half, sin + i / heads * half, half, 1.0f);
+    }
+}
+
+PS_DISPATCH void key_rows(const ps_keys& k, const float* projected, i64 stride, const float* cos, const float* sin,
+                          i64 first, i64 last, const ps_ring& ring, void* fresh, i64 position) {
+    float* row = workspace<IN_A_PIECE>(padded(k.dim));
+    for (i64 r = first; r < last; r++) {
+        norm_row(projected + r * stride + k.column, k.norm, k.dim, k.eps, row);
+        rotate_pairs(row + k.dim - 2 * k.half, cos + r * k.half, sin + r * k.half, k.half, 1.0f);
+        void* to = fresh ? row_at(fresh, r, ring.width, ring.kind)
+                         : row_at(ring.data, (position + r) % ring.capacity, ring.width, ring.kind);
+        narrow(row, k.dim, ring.kind, to);
+    }
+}
+
+// x [rows, columns] → out [rows, width]
+PS_EXPORT void ps_project(const ps_projections* p, const float* x, i64 rows, float* out, i64 threads) {
+    float* outs[MAX_WEIGHTS];
+    i64 strides[MAX_WEIGHTS];
+    for (i64 i = 0, at = 0; i < p->count; at += p->weights[i++]->rows) {
+        outs[i] = out + at;
+        strides[i] = p->width;
+    }
+    ps_products(p->weights, p->count, x, p->weights[0]->columns, rows, outs, strides, threads);
+}
+
+// Low-rank query → norm → q_b → norm of each head → rotation; the indexer's queries are turned only.
+// projected: rows `stride` apart; cos, sin [rows, half]; q [rows, heads, dim]; index_q [rows, index_heads, index_dim]
+PS_EXPORT void ps_queries_of(const ps_queries* p, const float* projected, i64 stride, const float* cos,
+                             const float* sin, i64 rows, float* q, float* index_q, i64 threads) {
+    const ps_weight* weights[] = {p->q_b, p->index_q_b};
+    const i64 strides[] = {p->heads * p->dim, p->index_heads * p->index_dim};
+    for (i64 from = 0; from < rows; from += CHUNK) {
+        const i64 count = std::min(CHUNK, rows - from);
+        const float *in = projected + from * stride + p->column, *c = cos + from * p->half, *s = sin + from * p->half;
+        float* low = workspace<BETWEEN_STEPS>(count * p->rank);
+        float* outs[] = {q + from * strides[0], index_q ? index_q + from * strides[1] : nullptr};
+        over_rows(count, p->rank / 8, threads,
+                  [&](i64 a, i64 b) { norm_columns(in, stride, p->norm, a, b, p->rank, p->eps, low); });
+        ps_products(weights, index_q ? 2 : 1, low, p->rank, count, outs, strides, threads);
+        over_rows(count * p->heads, p->dim / 6, threads, [&](i64 a, i64 b) {
+            finish_heads(outs[0], c, s, a, b, p->heads, p->dim, p->half, true, p->eps);
+        });
+        if (index_q)
+            over_rows(count * p->index_heads, p->half, threads, [&](i64 a, i64 b) {
+                finish_heads(outs[1], c, s, a, b, p->index_heads, p->index_dim, p->half, false, p->eps);
+            });
+    }
+}
+
+// Key/value rows → norm → rotation → the cache's type: to `fresh` [rows, dim], or to their places in the ring if that
+// is null, from `position` on.
+PS_EXPORT void ps_keys_of(const ps_keys* k, const float* projected, i64 stride, const float* cos, const float* sin,
+                          i64 rows, const ps_ring* ring, void* fresh, i64 position, i64 threads) {
+    over_rows(rows, k->dim, threads,
+              [&](i64 a, i64 b) { key_rows(*k, projected, stride, cos, sin, a, b, *ring, fresh, position); });
+}

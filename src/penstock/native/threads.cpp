@@ -1,0 +1,181 @@
+#include "threads.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
+namespace {
+
+constexpr i64 MAX_HELPERS = 255;
+constexpr auto HELPER_PATIENCE = std::chrono::microseconds(60);  // how long a helper watches before it sleeps
+constexpr auto CALLER_PATIENCE = std::chrono::microseconds(40);  // the same for a caller whose helpers are late
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // "yield" does nothing on most cores
+#endif
+}
+
+// Watches until done() or until `patience` has passed; the clock is looked at now and then only.
+template <class Done>
+bool watch(std::chrono::microseconds patience, Done done) {
+    auto end = std::chrono::steady_clock::now() + patience;
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (done()) return true;
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return done();
+}
+
+thread_local bool inside = false;  // this thread is running a body
+
+// One job at a time.  Its number and the next free piece are one atomic word, the ticket: a helper that comes late and
+// still believes in an older job cannot take a piece, so nobody ever waits for a helper that holds none.
+class Pool {
+  public:
+    void run(i64 pieces, i64 threads, void (*body)(void*, i64), void* context) {
+        std::unique_lock owner(owner_, std::try_to_lock);
+        if (!owner) {  // another thread's call has the helpers
+            serial(pieces, body, context);
+            return;
+        }
+        const i64 helpers = std::min({threads - 1, pieces - 1, MAX_HELPERS});
+        while (started_ < helpers && start()) started_++;
+        body_.store(body, std::memory_order_relaxed);
+        context_.store(context, std::memory_order_relaxed);
+        pieces_.store(static_cast<u32>(pieces), std::memory_order_relaxed);
+        helpers_.store(static_cast<u32>(helpers), std::memory_order_relaxed);
+        done_.store(0, std::memory_order_relaxed);
+        const u32 job = ++job_;
+        ticket_.store(static_cast<u64>(job) << 32);
+        if (asleep_.load() > 0) {
+            { std::lock_guard lock(sleep_); }  // a helper between its last look and its sleep holds this
+            wake_.notify_all();
+        }
+        inside = true;
+        drain(job);
+        inside = false;
+        auto finished = [&] { return done_.load(std::memory_order_acquire) == static_cast<u32>(pieces); };
+        if (watch(CALLER_PATIENCE, finished)) return;
+        std::unique_lock lock(sleep_);
+        caller_waits_.store(true);
+        finished_.wait(lock, finished);
+        caller_waits_.store(false);
+    }
+
+    static void serial(i64 pieces, void (*body)(void*, i64), void* context) {
+        bool before = inside;
+        inside = true;
+        for (i64 piece = 0; piece < pieces; piece++) body(context, piece);
+        inside = before;
+    }
+
+  private:
+    void drain(u32 job) {
+        u64 ticket = ticket_.load(std::memory_order_acquire);
+        while (ticket >> 32 == job) {
+            // Read while the ticket is still of this job: proven by taking the piece.
+            auto body = body_.load(std::memory_order_relaxed);
+            auto context = context_.load(std::memory_order_relaxed);
+            u32 pieces = pieces_.load(std::memory_order_relaxed);
+            if (static_cast<u32>(ticket) >= pieces) return;
+            if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+            body(context, static_cast<i64>(static_cast<u32>(ticket)));
+            if (done_.fetch_add(1) + 1 == pieces && caller_waits_.load()) {
+                { std::lock_guard lock(sleep_); }
+                finished_.notify_all();
+            }
+            ticket = ticket_.load(std::memory_order_acquire);
+        }
+    }
+
+    void help(u32 number) {
+        inside = true;
+        u32 seen = 0;
+        auto changed = [&] { return static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32) != seen; };
+        for (;;) {
+            if (!watch(HELPER_PATIENCE, changed)) {
+                std::unique_lock lock(sleep_);
+                asleep_.fetch_add(1);
+                wake_.wait(lock, [&] { return static_cast<u32>(ticket_.load() >> 32) != seen; });
+                asleep_.fetch_sub(1);
+            }
+            seen = static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32);
+            if (number < helpers_.load(std::memory_order_relaxed)) drain(seen);
+        }
+    }
+
+    bool start() {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+        bool good = true;
+        try {
+            std::thread([this, number = static_cast<u32>(started_)] { help(number); }).detach();
+        } catch (...) {
+            good = false;  // then with fewer
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        return good;
+    }
+
+    std::mutex owner_;
+    i64 started_ = 0;
+    u32 job_ = 0;
+
+    alignas(64) std::atomic<u64> ticket_{0};
+    alignas(64) std::atomic<void (*)(void*, i64)> body_{nullptr};
+    std::atomic<void*> context_{nullptr};
+    std::atomic<u32> pieces_{0}, helpers_{0};
+    alignas(64) std::atomic<u32> done_{0};
+    alignas(64) std::mutex sleep_;
+    std::condition_variable wake_, finished_;
+    std::atomic<int> asleep_{0};
+    std::atomic<bool> caller_waits_{false};
+};
+
+// Never destroyed: helpers may outlive every static destructor.
+std::atomic<Pool*> pool{nullptr};
+std::once_flag once;
+
+Pool& shared_pool() {
+    std::call_once(once, [] {
+        pool = new Pool;
+        // The parent's helpers and the state of its locks mean nothing in a child.
+        pthread_atfork(nullptr, nullptr, [] {
+            pool = new Pool;
+            inside = false;
+        });
+    });
+    return *pool;
+}
+
+}  // namespace
+
+void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece), void* context) {
+    if (pieces <= 0) return;
+    if (inside || threads <= 1 || pieces == 1)
+        Pool::serial(pieces, body, context);
+    else
+        shared_pool().run(pieces, threads, body, context);
+}
+
+// For tests: adds 1 to counts[piece], for every piece, by way of a nested call.
+PS_EXPORT void ps_threads_check(i64 pieces, i64 threads, std::int32_t* counts) {
+    parallel_for(pieces, threads, [&](i64 piece) {
+        parallel_for(2, threads, [&](i64 half) { counts[piece] += half == 0 ? 1 : 0; });
+    });
+}

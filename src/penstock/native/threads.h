@@ -1,0 +1,29 @@
+// The threads that all kernels share.
+//
+//   parallel_for(pieces, threads, [&](i64 piece) { … });
+//
+// runs body(0) … body(pieces − 1), each once, on the calling thread and up to `threads` − 1 helpers, and returns when
+// all are done.  Whoever is free takes the next piece, so a thread that loses its core to another process delays
+// nothing but the piece in its hands: cut work into several pieces per thread.
+//
+// Helpers live as long as the process.  They watch for work for a few dozen microseconds, then sleep; a call costs one
+// or two microseconds while they watch, and some tens when they have to be woken.  A call from inside a body runs
+// serially, as does one made while another thread's call has the helpers.  After a fork the child starts without
+// helpers and makes its own.  Bodies must not throw.
+#pragma once
+
+#include <type_traits>
+
+#include "api.h"
+
+void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece), void* context);
+
+template <class Body>
+void parallel_for(i64 pieces, i64 threads, Body&& body) {
+    if (pieces == 1 || threads <= 1) {
+        for (i64 piece = 0; piece < pieces; piece++) body(piece);
+        return;
+    }
+    using Plain = std::remove_reference_t<Body>;
+    parallel_run(pieces, threads, [](void* context, i64 piece) { (*static_cast<Plain*>(context))(piece); }, &body);
+}

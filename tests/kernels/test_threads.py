@@ -1,0 +1,90 @@
+"""The native threads: every piece once, whoever calls from wherever."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from penstock.kernels import cpu
+from penstock.kernels.cpu.library import native
+from penstock.weights import types
+from tests.kernels.helpers import assert_same_bits, make_weight, random, threads
+
+
+def check(pieces: int, count: int) -> bool:
+    """Whether every piece was done once, each with a nested call in it."""
+    counts = np.zeros(pieces, np.int32)
+    native().ps_threads_check(pieces, count, counts.ctypes.data)
+    return bool((counts == 1).all())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16])
+@pytest.mark.parametrize("pieces", [0, 1, 2, 7, 1000])
+def test_every_piece_is_done_once(pieces: int, count: int) -> None:
+    assert all(check(pieces, count) for _ in range(20))
+
+
+def test_after_a_pause() -> None:
+    for pause in (0, 0.0001, 0.001, 0.02):  # helpers watching, about to sleep, asleep
+        for _ in range(20):
+            time.sleep(pause)
+            assert check(50, 4)
+
+
+def test_from_many_threads_at_once() -> None:
+    good: list[bool] = []
+    workers = [
+        threading.Thread(target=lambda: good.append(all(check(40, 3) for _ in range(100))), daemon=True)
+        for _ in range(6)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert good == [True] * 6
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_after_a_fork() -> None:
+    assert check(100, 4)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if check(100, 4) and check(100, 4) else 1)
+    deadline = time.monotonic() + 20
+    status = None
+    while time.monotonic() < deadline:
+        done, result = os.waitpid(child, os.WNOHANG)
+        if done:
+            status = result
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert status == 0
+    assert check(100, 4)
+
+
+def test_products_from_many_threads(tmp_path: Path) -> None:
+    weight = make_weight(tmp_path / "w", types.Q8_0, 700, 1024)
+    x = random(9, 1024)
+    expected = cpu.linear(x, weight)
+    found: list[Tensor] = []
+
+    def work() -> None:
+        with threads(3):
+            found.extend(cpu.linear(x, weight) for _ in range(10))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 40
+    for result in found:
+        assert_same_bits(result, expected)
