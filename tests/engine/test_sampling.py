@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.engine.sampling import Sampler, Sampling
 from penstock.engine.stops import StopStrings
 from penstock.errors import OptionError, PenstockError
+from penstock.kernels.cpu.logits import best, draw, log_sum, top
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
 
@@ -127,6 +128,71 @@ def test_bad_bias_and_bad_logits() -> None:
         Sampler(Sampling(logit_bias={9: 1.0}), [], 5)
     with pytest.raises(PenstockError, match="not finite"):
         Sampler(Sampling(), [], 2).sample(np.array([np.nan, 1.0], np.float32))
+
+
+def kept_by_the_book(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[set[int], set[int]]:
+    """Tokens that the filters surely leave, and those they may leave where rounding decides: sorted out in full."""
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp((logits[order].astype(np.float64) - logits[order[0]]) / temperature)
+    if top_k:
+        order, weights = order[:top_k], weights[:top_k]
+
+    def left(slack: float) -> set[int]:
+        reached = (
+            np.cumsum(weights) - weights < (top_p + slack) * weights.sum() if top_p < 1 else weights > -1
+        )
+        kept = reached & (weights >= min_p - slack)
+        kept[0] = True
+        return set(order[kept].tolist())
+
+    return left(-1e-5), left(1e-5)
+
+
+@given(
+    size=st.sampled_from([1, 5, 63, 64, 1000, 5000]),
+    spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 2, 40, 4000]),
+    top_p=st.sampled_from([0.0, 0.3, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_filters_by_the_book(
+    size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    """Large vocabularies go through buckets instead of a sort; what is left is the same."""
+    logits = (np.random.default_rng(seed).standard_normal(size) * spread).astype(np.float32)
+    _, highest = top(logits)
+    surely, perhaps = kept_by_the_book(logits, temperature, top_k, top_p, min_p)
+    found = {
+        draw(logits, highest, temperature, top_k, top_p, min_p, chance)
+        for chance in np.linspace(0, 1, 200, endpoint=False)
+    }
+    assert found <= perhaps
+    if len(perhaps) < 6:
+        weights = {token: math.exp((float(logits[token]) - highest) / temperature) for token in perhaps}
+        total = sum(weights.values())
+        assert {token for token in surely if weights[token] > 0.02 * total} <= found
+
+
+def test_best_and_top_of_a_vocabulary() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 64, 129_280):
+        logits = rng.integers(-50, 50, size).astype(np.float32)  # many ties
+        order = np.argsort(-logits, kind="stable")
+        assert top(logits) == (int(order[0]), float(logits[order[0]]))
+        for count in (1, 7, 300):
+            assert best(logits, count).tolist() == order[:count].tolist()
+        exact = logits.max() + np.log(np.exp(logits.astype(np.float64) - logits.max()).sum())
+        assert log_sum(logits, float(logits.max())) == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-30, 1e6])
+def test_extreme_temperatures(temperature: float) -> None:
+    token = Sampler(Sampling(temperature=temperature, seed=1), [], 5).sample(LOGITS).token
+    assert token == 0 if temperature < 1 else token in range(5)
 
 
 @given(

@@ -206,6 +206,23 @@ def test_a_failed_step_changes_nothing(
     assert_same_state(session, fresh(engine, tiny.ids[:150]))
 
 
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_failed_step_takes_no_rewind_away(
+    engine: penstock.Engine, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """After a failed step of any size the session can still go back as far as it could before."""
+    session = fresh(engine, tiny.ids[:150])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "head", lambda _: (_ for _ in ()).throw(OSError("disk gone")))
+        with pytest.raises(OSError, match="disk gone"):
+            session.feed(tiny.ids[150 : 150 + count])
+    session.rewind(session.max_rewind)
+    assert session.position == 126
+    assert_same_state(session, fresh(engine, tiny.ids[:126]))
+    again = session.feed(tiny.ids[126:160], logits="all")
+    assert_close(again, fresh(engine, tiny.ids[:126]).feed(tiny.ids[126:160], logits="all"))
+
+
 def test_state_grows_without_moving(engine: penstock.Engine, tiny: TinyModel) -> None:
     state = SequenceMemory(engine._layout)
     pointers = [layer.compressor.rows.storage.data_ptr() for layer in state.layers if layer.compressor]

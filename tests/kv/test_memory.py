@@ -34,6 +34,30 @@ def test_staged_rows_are_invisible_until_committed() -> None:
     assert ring.read(0, 2).tolist() == [[1.0], [2.0]]
 
 
+@given(
+    capacity=st.integers(1, 9),
+    runs=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+)
+def test_rows_of_a_step_can_be_read_before_they_are_kept(capacity: int, runs: list[int]) -> None:
+    ring = Ring(capacity, 2, torch.float32)
+    series = torch.empty(0, 2)
+    for count in runs:
+        rows = torch.randn(count, 2)
+        at = len(series)
+        if (fresh := ring.open(at, count)) is None:
+            ring.write(at, rows)
+        else:
+            fresh.copy_(rows)
+        series = torch.cat((series, rows))
+        first = max(0, at - capacity + 1)
+        assert torch.equal(ring.read(first, at + count), series[first:])
+        ring.trim()
+        ring.commit()
+        assert ring.fresh is None
+    first = max(0, len(series) - capacity)
+    assert torch.equal(ring.read(first, len(series)), series[first:])
+
+
 def test_growing_rows_cost_memory_only_where_written() -> None:
     """A million-token reservation must not become resident by being made."""
     before = _resident()

@@ -68,6 +68,7 @@ class AllRows(Protocol):
     """Every row of a series since the beginning."""
 
     storage: Tensor  # [limit, width]
+    prepared: Any
 
     def write(self, first: int, rows: Tensor) -> None: ...
 

@@ -12,8 +12,8 @@ class Ring:
     """The most recent rows of a series, addressed by absolute position.  storage: [capacity, width]
 
     Rows of a step under way must not replace any that still count, because the step may fail.  A single row goes
-    straight to its place: there it replaces one that is out of everybody's reach (a window of n rows is n − 1 earlier
-    ones and the newest).  More rows wait in `fresh` and become part of the ring with `commit`.
+    straight to its place, for which the ring has one place more than there are rows that count.  More rows wait in
+    `fresh` and become part of the ring with `commit`.
     """
 
     def __init__(self, capacity: int, width: int, dtype: torch.dtype):
@@ -82,6 +82,7 @@ class GrowingRows:
 
     def __init__(self, limit: int, width: int, dtype: torch.dtype):
         self.limit, self.width, self.dtype = limit, width, dtype
+        self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
         nbytes = max(1, limit * width) * dtype.itemsize
         reserve = mmap.mmap(
             -1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)

@@ -27,6 +27,11 @@ class StateLayout:
     max_rewind: int
     draft: bool
 
+    @property
+    def places(self) -> int:
+        """Rows that a ring has room for besides those in reach: for rewinding, and for the token under way."""
+        return self.max_rewind + 1
+
 
 class CompressorMemory:
     """Frontier and finished rows of one compressor."""
@@ -36,7 +41,7 @@ class CompressorMemory:
         # Overlapping windows look back one full window beyond the current one.
         self.reach = layer.ratio * (2 if layer.attention is AttentionKind.SPARSE else 1)
         width = 2 * layout.config.compressed_width(layer, dim)  # value | score
-        self.frontier = Ring(self.reach + layout.max_rewind, width, torch.float32)
+        self.frontier = Ring(self.reach + layout.places, width, torch.float32)
         self.rows = GrowingRows(layout.context // layer.ratio, dim, layout.kv_dtype)
 
     def copy_from(self, other: "CompressorMemory", position: int) -> None:
@@ -49,7 +54,7 @@ class LayerMemory:
 
     def __init__(self, layout: StateLayout, layer: LayerConfig):
         config = layout.config
-        self.window = Ring(config.window + layout.max_rewind, config.head_dim, layout.kv_dtype)
+        self.window = Ring(config.window + layout.places, config.head_dim, layout.kv_dtype)
         self.compressor: CompressorMemory | None = None
         self.indexer: CompressorMemory | None = None
         if layer.attention is not AttentionKind.SLIDING:

@@ -44,7 +44,7 @@ PS_DISPATCH void compress_window(const Task& t, i64 window, Candidate* list) {
     const ps_compressor& c = t.c;
     const i64 begin = window * c.ratio;
     i64 count = 0;
-    if (c.width > c.dim) {  // overlapping: the window before speaks through the first series, this one through the second
+    if (c.width > c.dim) {  // the window before speaks through the first series, this one through the second
         for (i64 p = begin - c.ratio; window > 0 && p < begin; p++) list[count++] = t.candidate(p, 0);
         for (i64 p = begin; p < begin + c.ratio; p++) list[count++] = t.candidate(p, c.dim);
     } else {

@@ -95,7 +95,7 @@ double keep_best(float* weights, i64 n, i64 count, double mass) {
     i64 edge = BUCKETS - 1, kept = 0;
     for (; edge > 0; edge--) {  // whole buckets, as long as neither bound is reached
         const auto b = static_cast<std::size_t>(edge);
-        if (kept + counts[b] >= count || sum + masses[b] >= mass) break;
+        if (counts[b] > 0 && (kept + counts[b] >= count || sum + masses[b] >= mass)) break;
         sum += masses[b];
         kept += counts[b];
     }

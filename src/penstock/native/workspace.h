@@ -20,7 +20,8 @@ float* workspace(i64 floats) {
     if (kept.floats < floats) {
         std::free(kept.memory);
         kept.floats = 0;
-        kept.memory = static_cast<float*>(std::aligned_alloc(64, (static_cast<std::size_t>(floats) * 4 + 63) / 64 * 64));
+        const std::size_t bytes = (static_cast<std::size_t>(floats) * sizeof(float) + 63) / 64 * 64;
+        kept.memory = static_cast<float*>(std::aligned_alloc(64, bytes));
         if (!kept.memory) throw std::bad_alloc();
         kept.floats = floats;
     }
