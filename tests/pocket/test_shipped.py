@@ -66,8 +66,8 @@ def test_its_draft_block_guesses_well(engine: penstock.Engine) -> None:
 
 
 def test_no_expert_is_dead(engine: penstock.Engine) -> None:
-    use = np.mean(list(expert_use(engine, conversations=2).values()), axis=0)  # [layers, experts]
-    assert use.min() > 0.02 / use.shape[1]
+    use = np.mean(list(expert_use(engine).values()), axis=0)  # [layers, experts]
+    assert use.min() > 0.1 / use.shape[1]
 
 
 @pytest.mark.parametrize("skill", ["arithmetic", "facts", "json", "tools", "copy"])

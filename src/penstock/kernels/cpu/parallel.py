@@ -1,7 +1,7 @@
 """Threads: how the work of one op is shared out.
 
-Kernels are serial and compute every row by itself, so how work is cut and who does which piece never shows in a
-result.
+Every row is computed by itself, so how work is cut and who does which piece never shows in a result.  Most kernels
+share their work among native threads (threads.h) and only ask here how many; `each` is for the few serial ones.
 
 The number of threads is set here and is none of torch's business: torch's own threads wait for each other at every
 operation, and where another process takes a core that wait is hundreds of times the operation.  Whoever uses these
