@@ -193,10 +193,13 @@ void multiply(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* 
                               in.sums + at * SUMS, acc);
                 }
             } else {
+                float sums[4][LANES] = {};  // eights of columns in turn
                 for (i64 d = 0; d < (w.columns + LANES - 1) / LANES * LANES; d++) {
                     const float a = d < w.columns ? in.x[r * in.x_stride + d] : 0;
-                    acc[d % LANES] = std::fma(a, d < w.columns ? element(w, j, d) : 0, acc[d % LANES]);
+                    float& sum = sums[d / LANES % 4][d % LANES];
+                    sum = std::fma(a, d < w.columns ? element(w, j, d) : 0, sum);
                 }
+                for (int l = 0; l < LANES; l++) acc[l] = (sums[0][l] + sums[1][l]) + (sums[2][l] + sums[3][l]);
             }
             out[i * out_stride + j - first] = add_lanes(acc);
         }

@@ -20,8 +20,10 @@ constexpr i64 AHEAD = 1024;  // bytes between what is computed with and what is 
 constexpr i64 PANEL = 16;    // weight rows unpacked together
 constexpr i64 DEPTH = 512;   // columns unpacked together: 16 KiB of integers
 constexpr i64 FLOAT_DEPTH = 256;
+constexpr i64 FLOAT_INPUTS = 64;
 constexpr i64 INPUTS = 256;  // inputs that a panel serves before it is unpacked again
 constexpr i64 LANES = 8;
+constexpr i64 FLOAT_SUMS = 4;  // of eight lanes each
 
 static_assert(DEPTH % BLOCK == 0 && FLOAT_DEPTH % SPAN == 0);
 
@@ -302,79 +304,78 @@ void many(const ps_weight& w, i64 first, i64 rows, const Inputs& in, i64 from, i
 
 // ── float formats ────────────────────────────────────────────────────────────────────────────────────────
 
-// R weight rows from j on with X inputs.
-template <class Format, int X, int R>
-PS_INLINE void few_float_rows(const ps_weight& w, i64 j, const Inputs& in, float* out, i64 out_stride) {
-    const float* x[X];
-    for (int i = 0; i < X; i++) x[i] = in.x + in.row(i) * in.x_stride;
-    F8 acc[X][R];
-    for (int i = 0; i < X; i++)
-        for (int k = 0; k < R; k++) acc[i][k] = splat(0);
-    for (i64 column = 0; column < w.columns; column += SPAN) {
-        typename Format::Span span[R];
-        for (int k = 0; k < R; k++) {
-            span[k] = Format::open(w, j + k, column);
-            for (i64 at = 0; at < SPAN * Format::BYTES; at += 64) prefetch(span[k].p + AHEAD + at);
-        }
-        auto step = [&](i64 d, i64 left) __attribute__((always_inline)) {
-            F8 a[X];
-            for (int i = 0; i < X; i++) a[i] = load(x[i] + column + d, left);
-            for (int k = 0; k < R; k++) {
-                const F8 b = weights<Format>(span[k], d, left);
-                for (int i = 0; i < X; i++) acc[i][k] = fma(a[i], b, acc[i][k]);
-            }
-        };
-        const i64 columns = least(SPAN, w.columns - column);
-        i64 d = 0;
-        for (; d + LANES <= columns; d += LANES) step(d, LANES);
-        if (d < columns) step(d, columns - d);
-    }
-    for (int i = 0; i < X; i++)
-        for (int k = 0; k < R; k++) out[i * out_stride + k] = add_lanes(acc[i][k]);
-}
+PS_INLINE float add_sums(const F8* sums) { return add_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))); }
 
+// Eights of columns are counted in FLOAT_SUMS sums in turn, so that none waits for the one before it.  One row at a
+// time: the weights are one stream.
 template <class Format, int X>
 void few_floats(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 out_stride) {
-    i64 j = first;
-    if constexpr (X == 1)  // more rows, because each one's sums wait for each other
-        for (; j + 8 <= last; j += 8) few_float_rows<Format, X, 8>(w, j, in, out + j - first, out_stride);
-    for (; j + 4 <= last; j += 4) few_float_rows<Format, X, 4>(w, j, in, out + j - first, out_stride);
-    for (; j < last; j++) few_float_rows<Format, X, 1>(w, j, in, out + j - first, out_stride);
+    const float* x[X];
+    for (int i = 0; i < X; i++) x[i] = in.x + in.row(i) * in.x_stride;
+    for (i64 j = first; j < last; j++) {
+        F8 acc[X][FLOAT_SUMS];
+        for (int i = 0; i < X; i++)
+            for (F8& sum : acc[i]) sum = splat(0);
+        for (i64 column = 0; column < w.columns; column += SPAN) {
+            const typename Format::Span span = Format::open(w, j, column);
+            ask_ahead(span.p, SPAN * Format::BYTES);
+            auto step = [&](i64 d, i64 left, int sum) __attribute__((always_inline)) {
+                const F8 b = weights<Format>(span, d, left);
+                for (int i = 0; i < X; i++) acc[i][sum] = fma(load(x[i] + column + d, left), b, acc[i][sum]);
+            };
+            const i64 columns = least(SPAN, w.columns - column);
+            i64 d = 0;
+            for (; d + FLOAT_SUMS * LANES <= columns; d += FLOAT_SUMS * LANES)
+                unrolled<FLOAT_SUMS>([&] PS_EACH { step(d + G * LANES, LANES, G); });
+            unrolled<FLOAT_SUMS>([&] PS_EACH {
+                if (d + G * LANES < columns) step(d + G * LANES, columns - d - G * LANES, G);
+            });
+        }
+        for (int i = 0; i < X; i++) out[i * out_stride + j - first] = add_sums(acc[i]);
+    }
 }
 
 struct FloatPanel {
     alignas(64) float weights[PANEL][FLOAT_DEPTH];
 };
 
-struct FloatInput {
-    const float* x;
-    float (*lanes)[LANES];  // [PANEL]
+struct FloatLanes {
+    alignas(64) float lanes[FLOAT_INPUTS][PANEL][FLOAT_SUMS][LANES];
 };
 
+struct FloatInput {
+    const float* x;
+    float (*lanes)[FLOAT_SUMS][LANES];  // [PANEL]
+};
+
+// One of the sums at a time: those of a tile fill the registers.
 template <int X, int W>
 PS_INLINE void float_tile(const FloatPanel& panel, i64 j, i64 columns, const FloatInput* in) {
-    F8 acc[X][W];
-    for (int i = 0; i < X; i++)
-        for (int k = 0; k < W; k++) acc[i][k] = load(in[i].lanes[j + k]);
-    auto step = [&](i64 d, i64 left) __attribute__((always_inline)) {
-        F8 a[X];
-        for (int i = 0; i < X; i++) a[i] = load(in[i].x + d, left);
-        for (int k = 0; k < W; k++) {
-            const F8 b = load(&panel.weights[j + k][d]);
-            for (int i = 0; i < X; i++) acc[i][k] = fma(a[i], b, acc[i][k]);
-        }
-    };
-    i64 d = 0;
-    for (; d + LANES <= columns; d += LANES) step(d, LANES);
-    if (d < columns) step(d, columns - d);
-    for (int i = 0; i < X; i++)
-        for (int k = 0; k < W; k++) store(in[i].lanes[j + k], acc[i][k]);
+    for (i64 sum = 0; sum < FLOAT_SUMS; sum++) {
+        F8 acc[X][W];
+        for (int i = 0; i < X; i++)
+            for (int k = 0; k < W; k++) acc[i][k] = load(in[i].lanes[j + k][sum]);
+        auto step = [&](i64 d, i64 left) __attribute__((always_inline)) {
+            F8 a[X];
+            for (int i = 0; i < X; i++) a[i] = load(in[i].x + d, left);
+            for (int k = 0; k < W; k++) {
+                const F8 b = load(&panel.weights[j + k][d]);
+                for (int i = 0; i < X; i++) acc[i][k] = fma(a[i], b, acc[i][k]);
+            }
+        };
+        i64 d = sum * LANES;
+        for (; d + LANES <= columns; d += FLOAT_SUMS * LANES) step(d, LANES);
+        if (d < columns) step(d, columns - d);
+        for (int i = 0; i < X; i++)
+            for (int k = 0; k < W; k++) store(in[i].lanes[j + k][sum], acc[i][k]);
+    }
 }
 
 template <int X>
 PS_INLINE void float_tile_row(const FloatPanel& panel, i64 rows, i64 columns, const FloatInput* in) {
     i64 j = 0;
-    for (; j + 4 <= rows; j += 4) float_tile<X, 4>(panel, j, columns, in);
+    for (; j + FLOAT_TILE_WEIGHTS <= rows; j += FLOAT_TILE_WEIGHTS)
+        float_tile<X, FLOAT_TILE_WEIGHTS>(panel, j, columns, in);
     for (; j < rows; j++) float_tile<X, 1>(panel, j, columns, in);
 }
 
@@ -382,7 +383,7 @@ template <class Format>
 void many_floats(const ps_weight& w, i64 first, i64 rows, const Inputs& in, i64 from, i64 inputs, float* out,
                  i64 out_stride, void* scratch) {
     FloatPanel& panel = *static_cast<FloatPanel*>(scratch);
-    Lanes& lanes = *reinterpret_cast<Lanes*>(static_cast<char*>(scratch) + sizeof(FloatPanel));
+    FloatLanes& lanes = *reinterpret_cast<FloatLanes*>(static_cast<char*>(scratch) + sizeof(FloatPanel));
     std::memset(&lanes, 0, static_cast<std::size_t>(inputs) * sizeof lanes.lanes[0]);
     for (i64 column = 0; column < w.columns; column += FLOAT_DEPTH) {
         const i64 columns = least(FLOAT_DEPTH, w.columns - column);
@@ -396,9 +397,10 @@ void many_floats(const ps_weight& w, i64 first, i64 rows, const Inputs& in, i64 
             return FloatInput{in.x + in.row(from + i) * in.x_stride + column, lanes.lanes[i]};
         };
         i64 i = 0;
-        for (; i + 3 <= inputs; i += 3) {
-            const FloatInput tile[3] = {input(i), input(i + 1), input(i + 2)};
-            float_tile_row<3>(panel, rows, columns, tile);
+        for (; i + FLOAT_TILE_INPUTS <= inputs; i += FLOAT_TILE_INPUTS) {
+            FloatInput tile[FLOAT_TILE_INPUTS];
+            for (int k = 0; k < FLOAT_TILE_INPUTS; k++) tile[k] = input(i + k);
+            float_tile_row<FLOAT_TILE_INPUTS>(panel, rows, columns, tile);
         }
         for (; i < inputs; i++) {
             const FloatInput tile = input(i);
@@ -406,26 +408,30 @@ void many_floats(const ps_weight& w, i64 first, i64 rows, const Inputs& in, i64 
         }
     }
     for (i64 i = 0; i < inputs; i++)
-        for (i64 j = 0; j < rows; j++) out[(from + i) * out_stride + j] = add_lanes(load(lanes.lanes[i][j]));
+        for (i64 j = 0; j < rows; j++) {
+            F8 sums[FLOAT_SUMS];
+            for (i64 k = 0; k < FLOAT_SUMS; k++) sums[k] = load(lanes.lanes[i][j][k]);
+            out[(from + i) * out_stride + j] = add_sums(sums);
+        }
 }
 
 // ── by format ────────────────────────────────────────────────────────────────────────────────────────────
 
-template <class Few1, class Few2, class Few3, class Many>
+template <i64 MOST, class Few1, class Few2, class Few3, class Many>
 PS_INLINE void divide(i64 first, i64 last, const Inputs& in, float* out, i64 out_stride, Few1 one, Few2 two,
                       Few3 three, Many many) {
     if (in.rows == 1) return one();
     if (in.rows == 2) return two();
     if (in.rows == 3) return three();
-    for (i64 from = 0; from < in.rows; from += INPUTS)
+    for (i64 from = 0; from < in.rows; from += MOST)
         for (i64 j = first; j < last; j += PANEL)
-            many(j, least(PANEL, last - j), from, least(INPUTS, in.rows - from), out + j - first, out_stride);
+            many(j, least(PANEL, last - j), from, least(MOST, in.rows - from), out + j - first, out_stride);
 }
 
 template <class Format>
 void multiply_integers(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride,
                        void* scratch) {
-    divide(
+    divide<INPUTS>(
         first, last, in, out, stride, [&] { few<Format, 1>(w, first, last, in, out, stride); },
         [&] { few<Format, 2>(w, first, last, in, out, stride); },
         [&] { few<Format, 3>(w, first, last, in, out, stride); },
@@ -437,7 +443,7 @@ void multiply_integers(const ps_weight& w, i64 first, i64 last, const Inputs& in
 template <class Format>
 void multiply_floats(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride,
                      void* scratch) {
-    divide(
+    divide<FLOAT_INPUTS>(
         first, last, in, out, stride, [&] { few_floats<Format, 1>(w, first, last, in, out, stride); },
         [&] { few_floats<Format, 2>(w, first, last, in, out, stride); },
         [&] { few_floats<Format, 3>(w, first, last, in, out, stride); },
@@ -525,7 +531,8 @@ void add_scaled(float weight, const float* x, i64 n, float* out) {
     for (; i < n; i++) out[i] = __builtin_fmaf(weight, x[i], out[i]);
 }
 
-constexpr i64 SCRATCH = (sizeof(Panel) > sizeof(FloatPanel) ? sizeof(Panel) : sizeof(FloatPanel)) + sizeof(Lanes);
+constexpr i64 INTEGER_SCRATCH = sizeof(Panel) + sizeof(Lanes), FLOAT_SCRATCH = sizeof(FloatPanel) + sizeof(FloatLanes);
+constexpr i64 SCRATCH = INTEGER_SCRATCH > FLOAT_SCRATCH ? INTEGER_SCRATCH : FLOAT_SCRATCH;
 
 }  // namespace
 

@@ -8,6 +8,7 @@ namespace {
 
 constexpr const char* ISA_NAME = "avx2";
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;  // sums of a tile and what they are made of fit sixteen registers
+constexpr int FLOAT_TILE_INPUTS = 3, FLOAT_TILE_WEIGHTS = 4;
 
 constexpr int CHAINS = 1;                         // sums that take turns, where one would have to wait for itself
 

@@ -1,4 +1,5 @@
-// AVX-512 (F, BW, DQ, VL) with VNNI: integers in vectors of 512 bits, floats as on AVX2.
+// AVX-512 (F, BW, DQ, VL, VBMI) with VNNI and GFNI, as Ice Lake and Zen 4 brought them together: integers in vectors of
+// 512 bits, floats as on AVX2.
 #pragma once
 
 #include "../formats/iq2_xxs_grid.h"
@@ -8,6 +9,7 @@ namespace {
 
 constexpr const char* ISA_NAME = "avx512";
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;
+constexpr int FLOAT_TILE_INPUTS = 4, FLOAT_TILE_WEIGHTS = 4;
 constexpr int CHAINS = 4;  // sums that take turns, where one would have to wait for itself
 
 using W32 = __m512i;
@@ -74,23 +76,25 @@ PS_INLINE W32 scaled(W32 w, const HalfScales& scales, int group) {
 
 // IQ2_XXS.
 struct Signs {
-    std::uint64_t minus[4];  // two groups each, a bit for every weight
-    __m256i scales;          // by group, in both halves of a word
+    alignas(32) std::uint64_t minus[4];  // two groups each, a bit for every weight
+    __m512i scales;                      // by group, in both halves of a word; every other word is empty
 };
 PS_INLINE Signs signs(const u8* groups) {
-    __m256i scales, words = sign_words(groups, scales);
-    __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
-    auto half = [](__m128i v, int i) {
-        return static_cast<std::uint64_t>(i ? _mm_extract_epi64(v, 1) : _mm_cvtsi128_si64(v));
-    };
-    return {{half(low, 0), half(low, 1), half(high, 0), half(high, 1)},
-            _mm256_or_si256(scales, _mm256_slli_epi32(scales, 16))};
+    const __m512i words = _mm512_loadu_si512(groups);
+    // Seven bits each into a byte of their own; its eighth bit becomes the parity of the others.
+    const __m512i fields = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x352e2720), words);
+    const __m512i bytes = _mm512_gf2p8affine_epi64_epi8(fields, _mm512_set1_epi64(0x010204081020407f), 0);
+    const __m512i scales = _mm512_srli_epi64(words, 60);
+    Signs out;
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out.minus), _mm512_cvtepi64_epi32(bytes));
+    out.scales = _mm512_add_epi32(_mm512_mul_epu32(scales, _mm512_set1_epi64(0x20002)), _mm512_set1_epi64(0x10001));
+    return out;
 }
 // The vectors of a group (four indices first), signed and scaled.
 PS_INLINE W32 grid_weights(const u8* group, const Signs& s, int number) {
     auto vector = [&](int k) { return load128(iq2_xxs::GRID.data() + 8 * static_cast<std::size_t>(group[k])); };
     W32 size = _mm512_inserti64x4(_mm512_castsi256_si512(join(vector(0), vector(1))), join(vector(2), vector(3)), 1);
-    W32 scale = _mm512_permutexvar_epi32(_mm512_set1_epi32(number), _mm512_castsi256_si512(s.scales));
+    W32 scale = _mm512_permutexvar_epi32(_mm512_set1_epi32(2 * number), s.scales);
     W32 scaled = _mm512_mullo_epi16(size, scale);
     const auto minus = static_cast<__mmask32>(s.minus[number / 2] >> (number % 2 * 32));
     return _mm512_mask_sub_epi16(scaled, minus, _mm512_setzero_si512(), scaled);

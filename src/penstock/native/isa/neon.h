@@ -11,6 +11,7 @@ namespace {
 
 constexpr const char* ISA_NAME = "neon";
 constexpr int TILE_INPUTS = 2, TILE_WEIGHTS = 2;  // a sum takes four registers
+constexpr int FLOAT_TILE_INPUTS = 2, FLOAT_TILE_WEIGHTS = 4;
 constexpr int CHAINS = 1;
 
 // Floats
@@ -25,6 +26,7 @@ PS_INLINE void store(float* p, F8 v) {
     vst1q_f32(p, v.a);
     vst1q_f32(p + 4, v.b);
 }
+PS_INLINE F8 add(F8 a, F8 b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)}; }
 PS_INLINE F8 mul(F8 a, F8 b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
 PS_INLINE F8 fma(F8 a, F8 b, F8 c) { return {vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b)}; }   // a · b + c
 PS_INLINE F8 fnma(F8 a, F8 b, F8 c) { return {vfmsq_f32(c.a, a.a, b.a), vfmsq_f32(c.b, a.b, b.b)}; }  // c − a · b

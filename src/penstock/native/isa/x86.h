@@ -12,6 +12,7 @@ using F8 = __m256;
 PS_INLINE F8 splat(float x) { return _mm256_set1_ps(x); }
 PS_INLINE F8 load(const float* p) { return _mm256_loadu_ps(p); }
 PS_INLINE void store(float* p, F8 v) { _mm256_storeu_ps(p, v); }
+PS_INLINE F8 add(F8 a, F8 b) { return _mm256_add_ps(a, b); }
 PS_INLINE F8 mul(F8 a, F8 b) { return _mm256_mul_ps(a, b); }
 PS_INLINE F8 fma(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }    // a · b + c
 PS_INLINE F8 fnma(F8 a, F8 b, F8 c) { return _mm256_fnmadd_ps(a, b, c); }  // c − a · b
