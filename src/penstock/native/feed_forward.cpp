@@ -15,6 +15,7 @@ namespace {
 
 constexpr i64 CHUNK = 512;        // input rows at a time: bounds the memory a call takes
 constexpr i64 PART = 128;         // inputs of one expert in a piece at a time: bounds the memory a piece takes
+constexpr i64 WIDEST = 16;        // panels in a piece, at most
 constexpr i64 PIECE_TIME = 6000;  // nanoseconds, see products.cpp
 
 // What comes out of gate and up, for experts of one width: [pairs, width].
@@ -89,7 +90,7 @@ void run(const Round& round, i64 threads) {
     for (Job* job = round.jobs; job < round.jobs + round.count; job++) {
         const i64 bytes = bytes_of(job->expert->gate) + bytes_of(job->expert->up);
         const i64 row_time = time_of(bytes, 2 * round.hidden * job->rows);
-        job->step = job->rows > 3 ? panel : std::clamp<i64>(PIECE_TIME / std::max<i64>(1, row_time), 4, 4 * panel);
+        job->step = job->rows > 3 ? 8 * panel : std::clamp<i64>(PIECE_TIME / std::max<i64>(1, row_time), 4, 4 * panel);
         job->pieces = (job->inner->width + job->step - 1) / job->step;
         job->left.store(job->pieces, std::memory_order_relaxed);
         pieces += job->pieces;
@@ -97,7 +98,7 @@ void run(const Round& round, i64 threads) {
         down_bytes += bytes_of(job->expert->down);
         down_work += job->inner->width * job->rows;
     }
-    const i64 room = PART * 4 * panel;  // floats
+    const i64 room = PART * WIDEST * panel;  // floats
     threads = threads_for(time, threads);
     // The last expert first: the shared one has the most inputs to quantise at the end.
     parallel_for(pieces, threads, [&](i64 piece) {
@@ -108,7 +109,9 @@ void run(const Round& round, i64 threads) {
         gate_and_up(round, *job, piece, scratch.memory(), gate, gate + room);
     });
     const i64 column_time = std::max<i64>(1, time_of(down_bytes, down_work));
-    const i64 step = std::clamp<i64>(PIECE_TIME / column_time, panel, 4 * panel);
+    // Every piece reads the inputs anew.  Where they are many, pieces are as large as leaves enough for all threads.
+    const i64 step = round.rows > 3 ? std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel
+                                    : std::clamp<i64>(PIECE_TIME / column_time, panel, 4 * panel);
     parallel_for((round.hidden + step - 1) / step, threads, [&](i64 piece) {
         Scratch<For::PIECE> scratch(kernels().scratch_bytes + room * static_cast<i64>(sizeof(float)));
         const i64 begin = piece * step;

@@ -29,7 +29,8 @@ struct Orders {
 // Arrays for `rows` quantised rows.
 class Quantised {
   public:
-    Quantised(Layout& layout, i64 rows, i64 columns, const Orders& orders) : columns_(columns) {
+    Quantised(Layout& layout, i64 rows, i64 columns, const Orders& orders)
+        : columns_(columns), values_stride_(rows * BLOCK) {
         if (!orders.natural && !orders.split) return;
         const i64 blocks = rows * blocks_of(columns);
         if (orders.natural) values_[NATURAL] = layout.add<i16>(blocks * BLOCK);
@@ -45,24 +46,24 @@ class Quantised {
         const i64 block = row * blocks_of(columns_);
         i16* values[2];
         for (Order order : {NATURAL, SPLIT})
-            values[order] = values_[order] < 0 ? nullptr : at<i16>(memory, values_[order]) + block * BLOCK;
-        kernels().quantise(x, columns_, values, at<float>(memory, scales_) + block,
+            values[order] = values_[order] < 0 ? nullptr : at<i16>(memory, values_[order]) + row * BLOCK;
+        kernels().quantise(x, columns_, values, values_stride_, at<float>(memory, scales_) + block,
                            at<float>(memory, sums_) + block * SUMS);
     }
 
     // Rows from `first` on as inputs of a product; x is where the same rows lie as floats.
     Inputs inputs(void* memory, i64 first, const float* x, i64 x_stride, const i64* index, i64 rows) const {
         const i64 blocks = blocks_of(columns_), block = first * blocks;
-        Inputs in = {x, x_stride, columns_, blocks, {nullptr, nullptr}, nullptr, nullptr, index, rows};
+        Inputs in = {x, x_stride, columns_, blocks, values_stride_, {nullptr, nullptr}, nullptr, nullptr, index, rows};
         if (!needed()) return in;
         for (Order order : {NATURAL, SPLIT})
-            if (values_[order] >= 0) in.values[order] = at<i16>(memory, values_[order]) + block * BLOCK;
+            if (values_[order] >= 0) in.values[order] = at<i16>(memory, values_[order]) + first * BLOCK;
         in.scales = at<float>(memory, scales_) + block;
         in.sums = at<float>(memory, sums_) + block * SUMS;
         return in;
     }
 
   private:
-    i64 columns_;
+    i64 columns_, values_stride_;
     i64 values_[2] = {-1, -1}, scales_ = -1, sums_ = -1;
 };

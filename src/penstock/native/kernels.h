@@ -15,12 +15,14 @@ enum Order { NATURAL = 0, SPLIT = 1 };
 
 constexpr i64 SUMS = 24;  // per block: sums of the eight groups of 32, then of the sixteen of 16
 
-// Rows of inputs.  Quantised rows have ceil(columns / 256) blocks, zeros behind the last column.
+// Rows of inputs.  Quantised rows have ceil(columns / 256) blocks, zeros behind the last column.  The same block of all
+// rows lies together: rows a power of two apart would push each other out of the first-level cache.
 struct Inputs {
     const float* x;  // row r at x + r · x_stride
     i64 x_stride;
     i64 columns, blocks;
-    const i16* values[2];  // by Order; [rows, blocks · 256], null where nobody asks for it
+    i64 values_stride;     // from a block of values to the next of the same row
+    const i16* values[2];  // by Order; [blocks, rows, 256], null where nobody asks for it
     const float* scales;   // [rows, blocks]
     const float* sums;     // [rows, blocks, SUMS]: exact, they stay below 2²⁰
     const i64* index;      // the rows meant, or null: 0, 1, 2, …
@@ -32,8 +34,8 @@ struct Inputs {
 struct Kernels {
     const char* name;
 
-    // One row of `columns` floats to 16 bits.  values: by Order, either may be null.
-    void (*quantise)(const float* x, i64 columns, i16* const values[2], float* scales, float* sums);
+    // One row of `columns` floats to 16 bits.  values: by Order, either may be null; blocks are values_stride apart.
+    void (*quantise)(const float* x, i64 columns, i16* const values[2], i64 values_stride, float* scales, float* sums);
 
     // out[i · out_stride + j − first] = (input i) · (weight row j) for j in [first, last).
     // scratch: `scratch_bytes` bytes at a multiple of 64, this thread's own.

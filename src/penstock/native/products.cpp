@@ -42,7 +42,7 @@ struct Product {
         in.rows = std::min(input_step, inputs.rows - row);
         const i64 skip = row * in.blocks;
         in.x += row * in.x_stride;
-        for (const i16*& values : in.values) values = values ? values + skip * BLOCK : nullptr;
+        for (const i16*& values : in.values) values = values ? values + row * BLOCK : nullptr;
         in.scales = in.scales ? in.scales + skip : nullptr;
         in.sums = in.sums ? in.sums + skip * SUMS : nullptr;
         kernels().multiply(*weight, begin, end, in, out + row * out_stride + begin - first, out_stride, scratch);

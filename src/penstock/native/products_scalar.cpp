@@ -189,7 +189,7 @@ void multiply(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* 
                     Block block = {};
                     decode(w, j, b, groups, block);
                     const i64 at = r * in.blocks + b;
-                    add_block(block, groups, want.order, in.values[want.order] + at * BLOCK, in.scales[at],
+                    add_block(block, groups, want.order, in.values[want.order] + b * in.values_stride + r * BLOCK, in.scales[at],
                               in.sums + at * SUMS, acc);
                 }
             } else {
@@ -205,7 +205,7 @@ void multiply(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* 
         }
 }
 
-void quantise(const float* x, i64 columns, i16* const values[2], float* scales, float* sums) {
+void quantise(const float* x, i64 columns, i16* const values[2], i64 values_stride, float* scales, float* sums) {
     for (i64 b = 0; b * BLOCK < columns; b++, x += BLOCK, scales++, sums += SUMS) {
         const i64 left = columns - b * BLOCK, n = left < BLOCK ? left : BLOCK;
         float largest = 0;
@@ -221,7 +221,8 @@ void quantise(const float* x, i64 columns, i16* const values[2], float* scales, 
         for (int i = 0; i < BLOCK; i++) {
             const int q = finite && i < n ? static_cast<int>(std::nearbyint(x[i] * inverse)) : 0;
             for (Order order : {NATURAL, SPLIT})
-                if (values[order]) values[order][b * BLOCK + i / 32 * 32 + place(order, i % 32)] = static_cast<i16>(q);
+                if (values[order])
+                    values[order][b * values_stride + i / 32 * 32 + place(order, i % 32)] = static_cast<i16>(q);
             totals[i / 32] += q;
             totals[8 + i / 16] += q;
         }

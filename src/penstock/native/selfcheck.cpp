@@ -45,13 +45,12 @@ std::vector<float> multiply(const Kernels& kernels, const ps_weight& w, const st
     std::vector<i16> natural(static_cast<std::size_t>(rows * blocks * BLOCK)), split(natural.size());
     std::vector<float> scales(static_cast<std::size_t>(rows * blocks)), sums(scales.size() * SUMS);
     for (i64 r = 0; r < rows; r++) {
-        i16* values[2] = {&natural[static_cast<std::size_t>(r * blocks * BLOCK)],
-                          &split[static_cast<std::size_t>(r * blocks * BLOCK)]};
-        kernels.quantise(&x[static_cast<std::size_t>(r * w.columns)], w.columns, values,
+        i16* values[2] = {&natural[static_cast<std::size_t>(r * BLOCK)], &split[static_cast<std::size_t>(r * BLOCK)]};
+        kernels.quantise(&x[static_cast<std::size_t>(r * w.columns)], w.columns, values, rows * BLOCK,
                          &scales[static_cast<std::size_t>(r * blocks)],
                          &sums[static_cast<std::size_t>(r * blocks * SUMS)]);
     }
-    const Inputs in = {x.data(),      w.columns,     w.columns, blocks, {natural.data(), split.data()},
+    const Inputs in = {x.data(),      w.columns,   w.columns, blocks, rows * BLOCK, {natural.data(), split.data()},
                        scales.data(), sums.data(), nullptr,   rows};
     std::vector<float> out(static_cast<std::size_t>(rows * w.rows));
     Scratch<For::PIECE> scratch(kernels.scratch_bytes);

@@ -17,22 +17,34 @@ using Sum = __m256i;
 
 PS_INLINE W32 load(const i16* p) { return load_pair(p); }
 
-// The same in smaller steps, which leave more registers free.
-using V = __m256i;
-constexpr i64 STEP = 16;
-PS_INLINE V load_step(const i16* p) {
-    V v = load256(p);
-    asm("" : "+x"(v));  // into a register: the compiler would rather load it again for each use
-    return v;
-}
-PS_INLINE __m256i add_dot(__m256i sum, V w, V x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x)); }
-
 PS_INLINE Sum no_sum() { return _mm256_setzero_si256(); }
 PS_INLINE Sum dot(W32 w, W32 x) { return _mm256_add_epi32(_mm256_madd_epi16(w.a, x.a), _mm256_madd_epi16(w.b, x.b)); }
 PS_INLINE Sum add_dot(Sum sum, W32 w, W32 x) { return _mm256_add_epi32(sum, dot(w, x)); }
 PS_INLINE F8 floats(Sum sum) { return _mm256_cvtepi32_ps(sum); }
 PS_INLINE F8 dot_floats(Pair w, Pair x) { return floats(dot(w, x)); }
 PS_INLINE Sum add(Sum a, Sum b) { return _mm256_add_epi32(a, b); }
+
+// Sixteen columns of one weight row.
+constexpr int SIDES = 1;
+constexpr i64 STEP = 16;
+using V = __m256i;
+using SideSum = __m256i;
+using Sides = F8;
+
+PS_INLINE V load_weights(const i16* p) {
+    V v = load256(p);
+    asm("" : "+x"(v));  // into a register: the compiler would rather load it again for each use
+    return v;
+}
+PS_INLINE V load_input(const i16* p) { return load_weights(p); }
+PS_INLINE SideSum no_side_sum() { return _mm256_setzero_si256(); }
+PS_INLINE SideSum dot(V w, V x) { return _mm256_madd_epi16(w, x); }
+PS_INLINE SideSum add_dot(SideSum sum, V w, V x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x)); }
+PS_INLINE Sides side_floats(SideSum sum) { return _mm256_cvtepi32_ps(sum); }
+PS_INLINE Sides splat_sides(float x) { return splat(x); }
+PS_INLINE Sides load_sides(const float* p) { return load(p); }
+PS_INLINE Sides load_each(const float* p) { return load(p); }
+PS_INLINE void store_sides(float* p, Sides v) { store(p, v); }
 
 // (byte >> SHIFT) & MASK in split order.
 template <int SHIFT, int MASK>

@@ -16,11 +16,11 @@ using W32 = __m512i;
 using Sum = __m512i;  // lanes i and i + 8 belong together
 
 PS_INLINE W32 load(const i16* p) { return _mm512_loadu_si512(p); }
-PS_INLINE void store(i16* p, W32 w) { _mm512_storeu_si512(p, w); }
-
-using V = W32;
-constexpr i64 STEP = 32;
-PS_INLINE V load_step(const i16* p) { return load(p); }
+// The first sixteen at p, the others at q.
+PS_INLINE void store(i16* p, i16* q, W32 w) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(w));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm512_extracti64x4_epi64(w, 1));
+}
 
 PS_INLINE Sum no_sum() { return _mm512_setzero_si512(); }
 PS_INLINE Sum add_dot(Sum sum, W32 w, W32 x) { return _mm512_dpwssd_epi32(sum, w, x); }
@@ -28,6 +28,26 @@ PS_INLINE F8 floats(Sum sum) {
     return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1)));
 }
 PS_INLINE Sum add(Sum a, Sum b) { return _mm512_add_epi32(a, b); }
+
+// Two weight rows side by side, sixteen columns of each.
+constexpr int SIDES = 2;
+constexpr i64 STEP = 16;
+using V = __m512i;
+using SideSum = __m512i;
+using Sides = __m512;
+
+PS_INLINE V load_weights(const i16* p) { return _mm512_loadu_si512(p); }
+PS_INLINE V load_input(const i16* p) { return _mm512_broadcast_i64x4(load256(p)); }
+PS_INLINE SideSum no_side_sum() { return _mm512_setzero_si512(); }
+PS_INLINE SideSum dot(V w, V x) { return _mm512_madd_epi16(w, x); }
+PS_INLINE Sides side_floats(SideSum sum) { return _mm512_cvtepi32_ps(sum); }
+PS_INLINE Sides splat_sides(float x) { return _mm512_set1_ps(x); }
+PS_INLINE Sides load_sides(const float* p) { return _mm512_loadu_ps(p); }
+PS_INLINE Sides load_each(const float* p) { return _mm512_broadcast_f32x8(load(p)); }
+PS_INLINE void store_sides(float* p, Sides v) { _mm512_storeu_ps(p, v); }
+PS_INLINE Sides mul(Sides a, Sides b) { return _mm512_mul_ps(a, b); }
+PS_INLINE Sides fma(Sides a, Sides b, Sides c) { return _mm512_fmadd_ps(a, b, c); }
+PS_INLINE Sides fnma(Sides a, Sides b, Sides c) { return _mm512_fnmadd_ps(a, b, c); }
 
 // One group alone: two short vectors need no folding.
 PS_INLINE F8 dot_floats(Pair w, Pair x) {

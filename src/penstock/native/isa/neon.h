@@ -106,15 +106,28 @@ using Pair = W32;
 
 PS_INLINE W32 load(const i16* p) { return {{vld1q_s16(p), vld1q_s16(p + 8), vld1q_s16(p + 16), vld1q_s16(p + 24)}}; }
 PS_INLINE Pair load_pair(const i16* p) { return load(p); }
-PS_INLINE void store(i16* p, W32 w) {
-    for (int i = 0; i < 4; i++) vst1q_s16(p + 8 * i, w.v[i]);
+// The first sixteen at p, the others at q.
+PS_INLINE void store(i16* p, i16* q, W32 w) {
+    for (int i = 0; i < 2; i++) {
+        vst1q_s16(p + 8 * i, w.v[i]);
+        vst1q_s16(q + 8 * i, w.v[2 + i]);
+    }
 }
 
+// Sixteen columns of one weight row.
+constexpr int SIDES = 1;
+constexpr i64 STEP = 16;
 struct V {
     int16x8_t a, b;
 };
-constexpr i64 STEP = 16;
-PS_INLINE V load_step(const i16* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
+using Sides = F8;
+
+PS_INLINE V load_weights(const i16* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
+PS_INLINE V load_input(const i16* p) { return load_weights(p); }
+PS_INLINE Sides splat_sides(float x) { return splat(x); }
+PS_INLINE Sides load_sides(const float* p) { return load(p); }
+PS_INLINE Sides load_each(const float* p) { return load(p); }
+PS_INLINE void store_sides(float* p, Sides v) { store(p, v); }
 
 // Of every sixteen: elements 0–3, 4–7, 8–11 and 12–15.  Neighbours are added in the end.
 struct Sum {
@@ -135,6 +148,11 @@ PS_INLINE Sum add(Sum a, Sum b) {
 PS_INLINE F8 floats(Sum sum) {
     return {vcvtq_f32_s32(vpaddq_s32(sum.s[0], sum.s[1])), vcvtq_f32_s32(vpaddq_s32(sum.s[2], sum.s[3]))};
 }
+using SideSum = Sum;
+PS_INLINE SideSum no_side_sum() { return no_sum(); }
+PS_INLINE SideSum dot(V w, V x) { return add_dot(no_sum(), w, x); }
+PS_INLINE Sides side_floats(SideSum sum) { return floats(sum); }
+
 PS_INLINE F8 dot_floats(Pair w, Pair x) { return floats(add_dot(no_sum(), w, x)); }
 
 // Signed bytes.

@@ -85,9 +85,9 @@ struct Pair {
     __m256i a, b;
 };
 PS_INLINE Pair load_pair(const i16* p) { return {load256(p), load256(p + 16)}; }
-PS_INLINE void store(i16* p, Pair w) {
+PS_INLINE void store(i16* p, i16* q, Pair w) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.a);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), w.b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), w.b);
 }
 
 // Signed bytes.
