@@ -9,7 +9,7 @@
 namespace {
 
 constexpr i64 CHUNK = 512;        // input rows quantised at a time: bounds the memory a call takes
-constexpr i64 PIECE_TIME = 6000;  // nanoseconds a piece should take: long against handing it out, short against waiting
+constexpr i64 PIECE_TIME = 40000;  // nanoseconds a piece should take: long against handing it out, short against waiting
 
 // One weight (or one group of its rows) on one set of inputs.
 struct Product {

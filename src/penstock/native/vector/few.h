@@ -5,6 +5,8 @@
 
 namespace {
 
+constexpr i64 FEW_ROWS = 2;
+
 // The inputs of X results.
 template <int X>
 struct FewInputs {
@@ -14,92 +16,114 @@ struct FewInputs {
 };
 
 // Formats with one scale per block: what block b adds to the lanes of X results.
-template <class Format, int X>
-PS_INLINE void add_block(const typename Format::Block& block, const FewInputs<X>& in, i64 b, F8* acc) {
-    Sum sum[X], part[CHAINS][X];
-    for (int c = 0; c < CHAINS; c++)
-        for (int i = 0; i < X; i++) part[c][i] = no_sum();
+template <class Format, int X, int R>
+PS_INLINE void add_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, F8 (&acc)[X][R]) {
+    Sum part[CHAINS][X][R];
+    for (auto& chain : part)
+        for (auto& sums : chain)
+            for (Sum& sum : sums) sum = no_sum();
     unrolled<8>([&] PS_EACH {
-        const W32 w = Format::template weights<G>(block);
-        Sum* to = part[G % CHAINS];
-        for (int i = 0; i < X; i++) to[i] = add_dot(to[i], w, load(in.x[i] + b * in.stride + G * GROUP));
-    });
-    for (int i = 0; i < X; i++) {
-        sum[i] = part[0][i];
-        for (int c = 1; c < CHAINS; c++) sum[i] = add(sum[i], part[c][i]);
-    }
-    const F8 scale = Format::template scale<0>(block);
-    for (int i = 0; i < X; i++) {
-        F8 v = mul(floats(sum[i]), scale);
-        const float* sums = in.sums[i] + b * SUMS;
-        if constexpr (Format::MINIMUMS == 8) v = fnma(Format::minimum(block, 0), load(sums), v);
-        if constexpr (Format::MINIMUMS == 16) {
-            v = fnma(Format::minimum(block, 0), load(sums + 8), v);
-            v = fnma(Format::minimum(block, 1), load(sums + 16), v);
+        W32 x[X];
+        for (int i = 0; i < X; i++) x[i] = load(in.x[i] + b * in.stride + G * GROUP);
+        for (int r = 0; r < R; r++) {
+            const W32 w = Format::template weights<G>(block[r]);
+            for (int i = 0; i < X; i++) part[G % CHAINS][i][r] = add_dot(part[G % CHAINS][i][r], w, x[i]);
         }
-        acc[i] = fma(v, splat(in.scales[i][b]), acc[i]);
+    });
+    for (int r = 0; r < R; r++) {
+        const F8 scale = Format::template scale<0>(block[r]);
+        for (int i = 0; i < X; i++) {
+            Sum sum = part[0][i][r];
+            for (int c = 1; c < CHAINS; c++) sum = add(sum, part[c][i][r]);
+            F8 v = mul(floats(sum), scale);
+            const float* sums = in.sums[i] + b * SUMS;
+            if constexpr (Format::MINIMUMS == 8) v = fnma(Format::minimum(block[r], 0), load(sums), v);
+            if constexpr (Format::MINIMUMS == 16) {
+                v = fnma(Format::minimum(block[r], 0), load(sums + 8), v);
+                v = fnma(Format::minimum(block[r], 1), load(sums + 16), v);
+            }
+            acc[i][r] = fma(v, splat(in.scales[i][b]), acc[i][r]);
+        }
     }
 }
 
-// Before a block is used the next one is opened: what has to be prepared for it takes long to be ready.  Rows lie
-// behind each other, so the weights are one stream from the first block of the first row to the last of the last.
-template <class Format, int X>
-PS_INLINE void few_blocks(const ps_weight& w, i64 first, i64 last, const FewInputs<X>& in, float* out, i64 out_stride) {
-    const i64 blocks = w.columns / BLOCK, end = (last - first) * blocks;
-    auto open = [&](i64 number) __attribute__((always_inline)) {
-        const auto block = Format::open(w, first, least(number, end - 1));
-        ask_ahead(block.p, Format::BYTES);
-        return block;
+// R streams of `rows` rows each, which begin `rows` rows apart.  Before a block is used the next one is opened: what has
+// to be prepared for it takes long to be ready.  Rows lie behind each other, so a stream goes from the first block of its
+// first row to the last of its last.
+template <class Format, int X, int R>
+PS_INLINE void few_blocks(const ps_weight& w, i64 first, i64 rows, const FewInputs<X>& in, float* out, i64 out_stride) {
+    using Blocks = typename Format::Block[R];
+    const i64 blocks = w.columns / BLOCK, end = rows * blocks;
+    auto open = [&](i64 number, Blocks& block) __attribute__((always_inline)) {
+        for (int r = 0; r < R; r++) {
+            block[r] = Format::open(w, first + r * rows, least(number, end - 1));
+            ask_ahead(block[r].p, Format::BYTES);
+        }
     };
-    typename Format::Block even = open(0), odd;
-    for (i64 row = 0, number = 0; row < last - first; row++) {
-        F8 acc[X];
-        for (int i = 0; i < X; i++) acc[i] = splat(0);
+    Blocks even, odd;
+    open(0, even);
+    for (i64 row = 0, number = 0; row < rows; row++) {
+        F8 acc[X][R];
+        for (auto& sums : acc)
+            for (F8& sum : sums) sum = splat(0);
         i64 b = 0;
         for (; b + 2 <= blocks; b += 2, number += 2) {
-            odd = open(number + 1);
-            add_block<Format, X>(even, in, b, acc);
-            even = open(number + 2);
-            add_block<Format, X>(odd, in, b + 1, acc);
+            open(number + 1, odd);
+            add_block<Format, X, R>(even, in, b, acc);
+            open(number + 2, even);
+            add_block<Format, X, R>(odd, in, b + 1, acc);
         }
         if (b < blocks) {
-            odd = open(++number);
-            add_block<Format, X>(even, in, b, acc);
-            even = odd;
+            open(++number, odd);
+            add_block<Format, X, R>(even, in, b, acc);
+            for (int r = 0; r < R; r++) even[r] = odd[r];
         }
-        for (int i = 0; i < X; i++) out[i * out_stride + row] = add_lanes(acc[i]);
-    }
-}
-
-// Formats with a scale per group.  GROUPS < 8 in the last block of a row only.
-template <class Format, int X, int GROUPS>
-PS_INLINE void add_groups(const ps_weight& w, i64 j, i64 b, const FewInputs<X>& in, F8* acc) {
-    const typename Format::Block block = Format::open(w, j, b);
-    F8 v[X];
-    if (GROUPS == 8) ask_ahead(block.p, Format::BYTES);
-    for (int i = 0; i < X; i++) v[i] = splat(0);
-    unrolled<GROUPS>([&] PS_EACH {
-        const Pair weights = Format::template weights<G>(block);
-        const F8 scale = Format::template scale<G>(block);
         for (int i = 0; i < X; i++)
-            v[i] = fma(dot_floats(weights, load_pair(in.x[i] + b * in.stride + G * GROUP)), scale, v[i]);
-    });
-    for (int i = 0; i < X; i++) acc[i] = fma(v[i], splat(in.scales[i][b]), acc[i]);
+            for (int r = 0; r < R; r++) out[i * out_stride + r * rows + row] = add_lanes(acc[i][r]);
+    }
 }
 
-template <class Format, int X>
-PS_INLINE void add_row(const ps_weight& w, i64 j, const FewInputs<X>& in, F8* acc) {
-    const i64 whole = w.columns / BLOCK;
-    for (i64 b = 0; b < whole; b++) add_groups<Format, X, 8>(w, j, b, in, acc);
-    switch (w.columns % BLOCK / GROUP) {
-        case 1: return add_groups<Format, X, 1>(w, j, whole, in, acc);
-        case 2: return add_groups<Format, X, 2>(w, j, whole, in, acc);
-        case 3: return add_groups<Format, X, 3>(w, j, whole, in, acc);
-        case 4: return add_groups<Format, X, 4>(w, j, whole, in, acc);
-        case 5: return add_groups<Format, X, 5>(w, j, whole, in, acc);
-        case 6: return add_groups<Format, X, 6>(w, j, whole, in, acc);
-        case 7: return add_groups<Format, X, 7>(w, j, whole, in, acc);
+// Formats with a scale per group: rows j and j + apart, … up to R of them.  GROUPS < 8 in the last block of a row only.
+template <class Format, int X, int R, int GROUPS>
+PS_INLINE void add_groups(const ps_weight& w, i64 j, i64 apart, i64 b, const FewInputs<X>& in, F8 (&acc)[X][R]) {
+    typename Format::Block block[R];
+    F8 v[X][R];
+    for (int r = 0; r < R; r++) {
+        block[r] = Format::open(w, j + r * apart, b);
+        if (GROUPS == 8) ask_ahead(block[r].p, Format::BYTES);
+        for (int i = 0; i < X; i++) v[i][r] = splat(0);
     }
+    unrolled<GROUPS>([&] PS_EACH {
+        Pair x[X];
+        for (int i = 0; i < X; i++) x[i] = load_pair(in.x[i] + b * in.stride + G * GROUP);
+        for (int r = 0; r < R; r++) {
+            const Pair weights = Format::template weights<G>(block[r]);
+            const F8 scale = Format::template scale<G>(block[r]);
+            for (int i = 0; i < X; i++) v[i][r] = fma(dot_floats(weights, x[i]), scale, v[i][r]);
+        }
+    });
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < R; r++) acc[i][r] = fma(v[i][r], splat(in.scales[i][b]), acc[i][r]);
+}
+
+template <class Format, int X, int R>
+PS_INLINE void few_rows(const ps_weight& w, i64 j, i64 apart, const FewInputs<X>& in, float* out, i64 out_stride) {
+    F8 acc[X][R];
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < R; r++) acc[i][r] = splat(0);
+    const i64 whole = w.columns / BLOCK;
+    for (i64 b = 0; b < whole; b++) add_groups<Format, X, R, 8>(w, j, apart, b, in, acc);
+    switch (w.columns % BLOCK / GROUP) {
+        case 1: add_groups<Format, X, R, 1>(w, j, apart, whole, in, acc); break;
+        case 2: add_groups<Format, X, R, 2>(w, j, apart, whole, in, acc); break;
+        case 3: add_groups<Format, X, R, 3>(w, j, apart, whole, in, acc); break;
+        case 4: add_groups<Format, X, R, 4>(w, j, apart, whole, in, acc); break;
+        case 5: add_groups<Format, X, R, 5>(w, j, apart, whole, in, acc); break;
+        case 6: add_groups<Format, X, R, 6>(w, j, apart, whole, in, acc); break;
+        case 7: add_groups<Format, X, R, 7>(w, j, apart, whole, in, acc); break;
+    }
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < R; r++) out[i * out_stride + r * apart] = add_lanes(acc[i][r]);
 }
 
 template <class Format, int X>
@@ -112,15 +136,20 @@ void few(const ps_weight& w, i64 first, i64 last, const Inputs& inputs, float* o
         in.scales[i] = inputs.scales + block;
         in.sums[i] = inputs.sums + block * SUMS;
     }
+    const i64 apart = (last - first) / FEW_ROWS;
     if constexpr (Format::WHOLE) {
-        few_blocks<Format, X>(w, first, last, in, out, out_stride);
-    } else {
-        for (i64 j = first; j < last; j++) {
-            F8 acc[X];
-            for (int i = 0; i < X; i++) acc[i] = splat(0);
-            add_row<Format, X>(w, j, in, acc);
-            for (int i = 0; i < X; i++) out[i * out_stride + j - first] = add_lanes(acc[i]);
+        i64 done = 0;
+        if constexpr (X == 1) {
+            if (apart) few_blocks<Format, X, FEW_ROWS>(w, first, apart, in, out, out_stride);
+            done = apart * FEW_ROWS;
         }
+        if (done < last - first)
+            few_blocks<Format, X, 1>(w, first + done, last - first - done, in, out + done, out_stride);
+    } else {
+        i64 j = 0;
+        if constexpr (X == 1)
+            for (; j < apart; j++) few_rows<Format, X, FEW_ROWS>(w, first + j, apart, in, out + j, out_stride);
+        for (j *= FEW_ROWS; j < last - first; j++) few_rows<Format, X, 1>(w, first + j, 0, in, out + j, out_stride);
     }
 }
 
