@@ -90,7 +90,7 @@ def product_bound(x: Tensor, weight: Weight) -> Tensor:
     if weight.kind not in INTEGER_TYPES:
         return sums
     blocks = torch.nn.functional.pad(x, (0, -x.shape[1] % 256)).unflatten(1, (-1, 256))
-    step = (blocks.amax(-1) / 32767).clamp(min=2.0**-126).repeat_interleave(256, 1)[:, : x.shape[1]]
+    step = (blocks.amax(-1) / 32512).clamp(min=2.0**-126).repeat_interleave(256, 1)[:, : x.shape[1]]
     # Formats with minimums subtract what is larger than the difference: their sums round a little more.
     more = 2e-6 * x @ (w + w.amax(1, keepdim=True)).T if weight.kind in (types.Q2_K, types.Q4_K) else 0
     bound: Tensor = 0.501 * step @ w.T + sums + more + 1e-37

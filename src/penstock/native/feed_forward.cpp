@@ -90,7 +90,7 @@ void run(const Round& round, i64 threads) {
     for (Job* job = round.jobs; job < round.jobs + round.count; job++) {
         const i64 bytes = bytes_of(job->expert->gate) + bytes_of(job->expert->up);
         const i64 row_time = time_of(bytes, 2 * round.hidden * job->rows);
-        job->step = job->rows > 3 ? 8 * panel : std::clamp<i64>(PIECE_TIME / std::max<i64>(1, row_time), 4, 4 * panel);
+        job->step = job->rows > FEW ? 8 * panel : std::clamp<i64>(PIECE_TIME / std::max<i64>(1, row_time), 4, 4 * panel);
         job->pieces = (job->inner->width + job->step - 1) / job->step;
         job->left.store(job->pieces, std::memory_order_relaxed);
         pieces += job->pieces;
@@ -110,7 +110,7 @@ void run(const Round& round, i64 threads) {
     });
     const i64 column_time = std::max<i64>(1, time_of(down_bytes, down_work));
     // Every piece reads the inputs anew.  Where they are many, pieces are as large as leaves enough for all threads.
-    const i64 step = round.rows > 3 ? std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel
+    const i64 step = round.rows > FEW ? std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel
                                     : std::clamp<i64>(PIECE_TIME / column_time, panel, 4 * panel);
     parallel_for((round.hidden + step - 1) / step, threads, [&](i64 piece) {
         Scratch<For::PIECE> scratch(kernels().scratch_bytes + room * static_cast<i64>(sizeof(float)));
@@ -129,18 +129,24 @@ void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 coun
     const i64 jobs = count + (shared ? 1 : 0);
     const i64 hidden = (shared ? shared : experts[0])->gate.columns;
     const i64 width = count ? experts[0]->gate.rows : 0, shared_width = shared ? shared->gate.rows : 0;
-    Orders outer, inner, shared_inner;
-    for (i64 i = 0; i < jobs; i++) {
-        const ps_expert& expert = i < count ? *experts[i] : *shared;
-        outer.add(expert.gate);
-        outer.add(expert.up);
-        if (i < count)
-            inner.add(expert.down);
-        else
-            shared_inner.add(expert.down);
-    }
+    auto number_of = [&](i64 id) { return std::lower_bound(expert_ids, expert_ids + count, id) - expert_ids; };
     for (i64 from = 0; from < rows; from += CHUNK) {
         const i64 chunk = std::min(CHUNK, rows - from), routed = chunk * slots, shared_rows = shared ? chunk : 0;
+        const i64* id = ids + from * slots;
+        Orders outer, inner, shared_inner;
+        {
+            Scratch<For::PIECE> counting(count * static_cast<i64>(sizeof(i64)));
+            i64* inputs = at<i64>(counting.memory(), 0);  // of every expert
+            std::fill_n(inputs, count, 0);
+            for (i64 i = 0; i < routed; i++) inputs[number_of(id[i])]++;
+            auto add = [&](const ps_expert& expert, i64 n, Orders& down) {
+                outer.add(expert.gate, n);
+                outer.add(expert.up, n);
+                down.add(expert.down, n);
+            };
+            for (i64 e = 0; e < count; e++) add(*experts[e], inputs[e], inner);
+            if (shared) add(*shared, chunk, shared_inner);
+        }
         Layout layout;
         const i64 jobs_at = layout.add<Job>(jobs), row_at = layout.add<i64>(routed + shared_rows);
         const i64 weight_at = layout.add<float>(routed + shared_rows);
@@ -159,16 +165,14 @@ void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 coun
 
         // Pairs sorted by expert, those of one expert by row and slot.
         for (i64 e = 0; e < count; e++) new (job + e) Job{experts[e], &routed_inner, limit, 0, 0, 0, 0, 0};
-        auto job_of = [&](i64 id) { return job + (std::lower_bound(expert_ids, expert_ids + count, id) - expert_ids); };
-        const i64* id = ids + from * slots;
-        for (i64 i = 0; i < routed; i++) job_of(id[i])->rows++;
+        for (i64 i = 0; i < routed; i++) job[number_of(id[i])].rows++;
         for (i64 e = 0, first = 0; e < count; e++) {
             job[e].first = first;
             first += job[e].rows;
             job[e].rows = 0;
         }
         for (i64 i = 0; i < routed; i++) {
-            Job* mine = job_of(id[i]);
+            Job* mine = job + number_of(id[i]);
             const i64 pair = mine->first + mine->rows++;
             input_row[pair] = i / slots;
             weight[pair] = weights[from * slots + i];

@@ -17,12 +17,14 @@ constexpr i64 blocks_of(i64 columns) { return (columns + BLOCK - 1) / BLOCK; }
 
 // The orders that some weights ask for, between them.
 struct Orders {
-    bool natural = false, split = false;
+    bool wanted[ORDERS] = {};
+    bool any = false;
 
-    void add(const ps_weight& weight) {
+    // A weight that will be used with so many rows of inputs.
+    void add(const ps_weight& weight, i64 rows) {
         const Wants want = wants(weight.type);
-        if (want.quantised && want.order == NATURAL) natural = true;
-        if (want.quantised && want.order == SPLIT) split = true;
+        if (!want.quantised || rows == 0) return;
+        wanted[want.planes && kernels().planes && rows <= FEW ? PLANES : want.order] = any = true;
     }
 };
 
@@ -31,10 +33,10 @@ class Quantised {
   public:
     Quantised(Layout& layout, i64 rows, i64 columns, const Orders& orders)
         : columns_(columns), values_stride_(rows * BLOCK) {
-        if (!orders.natural && !orders.split) return;
+        if (!orders.any) return;
         const i64 blocks = rows * blocks_of(columns);
-        if (orders.natural) values_[NATURAL] = layout.add<i16>(blocks * BLOCK);
-        if (orders.split) values_[SPLIT] = layout.add<i16>(blocks * BLOCK);
+        for (int order = 0; order < ORDERS; order++)
+            if (orders.wanted[order]) values_[order] = layout.add<i16>(blocks * BLOCK);
         scales_ = layout.add<float>(blocks);
         sums_ = layout.add<float>(blocks * SUMS);
     }
@@ -44,8 +46,8 @@ class Quantised {
     // Quantises row `row`.
     void fill(void* memory, i64 row, const float* x) const {
         const i64 block = row * blocks_of(columns_);
-        i16* values[2];
-        for (Order order : {NATURAL, SPLIT})
+        i16* values[ORDERS];
+        for (int order = 0; order < ORDERS; order++)
             values[order] = values_[order] < 0 ? nullptr : at<i16>(memory, values_[order]) + row * BLOCK;
         kernels().quantise(x, columns_, values, values_stride_, at<float>(memory, scales_) + block,
                            at<float>(memory, sums_) + block * SUMS);
@@ -54,9 +56,9 @@ class Quantised {
     // Rows from `first` on as inputs of a product; x is where the same rows lie as floats.
     Inputs inputs(void* memory, i64 first, const float* x, i64 x_stride, const i64* index, i64 rows) const {
         const i64 blocks = blocks_of(columns_), block = first * blocks;
-        Inputs in = {x, x_stride, columns_, blocks, values_stride_, {nullptr, nullptr}, nullptr, nullptr, index, rows};
+        Inputs in = {x, x_stride, columns_, blocks, values_stride_, {}, nullptr, nullptr, index, rows};
         if (!needed()) return in;
-        for (Order order : {NATURAL, SPLIT})
+        for (int order = 0; order < ORDERS; order++)
             if (values_[order] >= 0) in.values[order] = at<i16>(memory, values_[order]) + first * BLOCK;
         in.scales = at<float>(memory, scales_) + block;
         in.sums = at<float>(memory, sums_) + block * SUMS;
@@ -65,5 +67,5 @@ class Quantised {
 
   private:
     i64 columns_, values_stride_;
-    i64 values_[2] = {-1, -1}, scales_ = -1, sums_ = -1;
+    i64 values_[ORDERS] = {-1, -1, -1}, scales_ = -1, sums_ = -1;
 };

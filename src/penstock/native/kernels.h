@@ -9,9 +9,13 @@ using u8 = std::uint8_t;
 constexpr i64 BLOCK = 256;  // inputs that share a scale
 constexpr i64 GROUP = 32;   // inputs that every format can be cut into
 
-// Order of the inputs inside a group of 32.  SPLIT has the sixteen with an even index first: packed formats come apart
-// into 16-bit lanes that way without a shuffle.
-enum Order { NATURAL = 0, SPLIT = 1 };
+// How the inputs of a block lie in memory.  SPLIT: in every group of 32 the sixteen with an even index first, because
+// packed formats come apart into 16-bit lanes that way without a shuffle.  PLANES: two digits in place of a number,
+// value = 255 · high + low with both in ±127: the 256 high ones as signed bytes, then the 256 low ones.  Bytes are
+// multiplied by bytes where an instruction set has a product of four, and digits can change their sign.
+enum Order { NATURAL = 0, SPLIT = 1, PLANES = 2 };
+constexpr int ORDERS = 3;
+constexpr i64 LARGEST = 127 * 255 + 127;  // of a rounded input
 
 constexpr i64 SUMS = 24;  // per block: sums of the eight groups of 32, then of the sixteen of 16
 
@@ -22,7 +26,7 @@ struct Inputs {
     i64 x_stride;
     i64 columns, blocks;
     i64 values_stride;     // from a block of values to the next of the same row
-    const i16* values[2];  // by Order; [blocks, rows, 256], null where nobody asks for it
+    const i16* values[ORDERS];  // by Order; [blocks, rows, 256], null where nobody asks for it
     const float* scales;   // [rows, blocks]
     const float* sums;     // [rows, blocks, SUMS]: exact, they stay below 2²⁰
     const i64* index;      // the rows meant, or null: 0, 1, 2, …
@@ -34,8 +38,9 @@ struct Inputs {
 struct Kernels {
     const char* name;
 
-    // One row of `columns` floats to 16 bits.  values: by Order, either may be null; blocks are values_stride apart.
-    void (*quantise)(const float* x, i64 columns, i16* const values[2], i64 values_stride, float* scales, float* sums);
+    // One row of `columns` floats to 16 bits.  values: by Order, any may be null; blocks are values_stride apart.
+    void (*quantise)(const float* x, i64 columns, i16* const values[ORDERS], i64 values_stride, float* scales,
+                     float* sums);
 
     // out[i · out_stride + j − first] = (input i) · (weight row j) for j in [first, last).
     // scratch: `scratch_bytes` bytes at a multiple of 64, this thread's own.
@@ -46,7 +51,8 @@ struct Kernels {
     void (*add_scaled)(float weight, const float* x, i64 n, float* out);
 
     i64 scratch_bytes;
-    i64 panel;  // weight rows that many inputs are best multiplied with at a time
+    i64 panel;    // weight rows that many inputs are best multiplied with at a time
+    bool planes;  // up to FEW rows of inputs are wanted in PLANES by the formats that can
 };
 
 const Kernels& scalar_kernels();
@@ -60,20 +66,23 @@ const Kernels* kernels_named(const char* name);
 // The ones in use.  See ps_instruction_set.
 const Kernels& kernels();
 
+constexpr i64 FEW = 3;  // rows of inputs with which weights are used as they are read
+
 // How a format's inputs must look.
 struct Wants {
     bool quantised;
     Order order;
+    bool planes;  // can use them
 };
 PS_INLINE constexpr Wants wants(i64 type) {
     switch (type) {
-        case W_Q8_0:
-        case W_IQ2_XXS: return {true, NATURAL};
+        case W_Q8_0: return {true, NATURAL, false};
+        case W_IQ2_XXS:
         case W_Q2_K:
-        case W_Q4_K:
+        case W_Q4_K: return {true, SPLIT, true};
         case W_MXFP4:
-        case W_FP4: return {true, SPLIT};
-        default: return {false, NATURAL};
+        case W_FP4: return {true, SPLIT, false};
+        default: return {false, NATURAL, false};
     }
 }
 

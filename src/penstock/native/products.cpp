@@ -26,7 +26,7 @@ struct Product {
         const i64 fair = std::max<i64>(1, (rows + 4 * threads - 1) / (4 * threads));
         step = std::clamp<i64>(PIECE_TIME / time, 4, std::max<i64>(4, fair));
         input_step = inputs.rows;
-        if (inputs.rows > 3) {  // whole panels; if these are few, the inputs are divided too
+        if (inputs.rows > FEW) {  // whole panels; if these are few, the inputs are divided too
             step = kernels().panel;
             const i64 panels = (rows + step - 1) / step, parts = (4 * threads + panels - 1) / panels;
             if (threads > 1) input_step = std::max<i64>(32, (inputs.rows + parts - 1) / parts);
@@ -86,10 +86,10 @@ void ps_products(const ps_weight* const* weights, i64 count, const float* x, i64
                  float* const* outs, const i64* out_strides, i64 threads) {
     if (count == 0) return;
     const i64 columns = weights[0]->columns;
-    Orders orders;
-    for (i64 i = 0; i < count; i++) orders.add(*weights[i]);
     for (i64 from = 0; from < rows; from += CHUNK) {
         const i64 chunk = std::min(CHUNK, rows - from);
+        Orders orders;
+        for (i64 i = 0; i < count; i++) orders.add(*weights[i], chunk);
         Layout layout;
         const i64 products_at = layout.add<Product>(count);
         const Quantised quantised(layout, chunk, columns, orders);
@@ -107,12 +107,12 @@ void ps_products(const ps_weight* const* weights, i64 count, const float* x, i64
 
 void ps_grouped_product(const ps_weight* weight, i64 groups, const float* x, i64 x_stride, i64 rows, float* out,
                         i64 out_stride, i64 threads) {
-    Orders orders;
-    orders.add(*weight);
     const i64 columns = weight->columns, part = weight->rows / groups;
     const i64 limit = std::max<i64>(CHUNK / 4, CHUNK / groups);
     for (i64 from = 0; from < rows; from += limit) {
         const i64 chunk = std::min(limit, rows - from);
+        Orders orders;
+        orders.add(*weight, chunk);
         Layout layout;
         const i64 products_at = layout.add<Product>(groups);
         const Quantised quantised(layout, chunk * groups, columns, orders);

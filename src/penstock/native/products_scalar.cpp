@@ -105,7 +105,7 @@ void decode_iq2_xxs(const u8* p, Block& out) {
         for (int k = 0; k < 4; k++) {
             const unsigned v = b >> 7 * k & 127, signs = v | (std::popcount(v) & 1) << 7;
             for (int j = 0; j < 8; j++) {
-                const int size = iq2_xxs::GRID[a[k] * 8 + j] * static_cast<int>(2 * (b >> 28) + 1);
+                const int size = iq2_xxs::GRID[static_cast<std::size_t>(a[k]) * 8 + j] * static_cast<int>(2 * (b >> 28) + 1);
                 out.q[32 * g + 8 * k + j] = signs >> j & 1 ? -size : size;
             }
         }
@@ -205,7 +205,7 @@ void multiply(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* 
         }
 }
 
-void quantise(const float* x, i64 columns, i16* const values[2], i64 values_stride, float* scales, float* sums) {
+void quantise(const float* x, i64 columns, i16* const values[ORDERS], i64 values_stride, float* scales, float* sums) {
     for (i64 b = 0; b * BLOCK < columns; b++, x += BLOCK, scales++, sums += SUMS) {
         const i64 left = columns - b * BLOCK, n = left < BLOCK ? left : BLOCK;
         float largest = 0;
@@ -215,7 +215,7 @@ void quantise(const float* x, i64 columns, i16* const values[2], i64 values_stri
             largest = std::fmax(largest, std::fabs(x[i]));
         }
         // Not below the smallest normal number, so that its inverse is finite.
-        const float scale = std::fmax(largest / 32767.0f, FLT_MIN), inverse = 1.0f / scale;
+        const float scale = std::fmax(largest / static_cast<float>(LARGEST), FLT_MIN), inverse = 1.0f / scale;
         *scales = finite ? scale : NAN;
         int totals[SUMS] = {};
         for (int i = 0; i < BLOCK; i++) {
@@ -237,6 +237,6 @@ void add_scaled(float weight, const float* x, i64 n, float* out) {
 }  // namespace
 
 const Kernels& scalar_kernels() {
-    static const Kernels kernels = {"scalar", quantise, multiply, add_scaled, 0, 16};
+    static const Kernels kernels = {"scalar", quantise, multiply, add_scaled, 0, 16, false};
     return kernels;
 }

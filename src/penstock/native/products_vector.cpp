@@ -5,6 +5,9 @@
 #include "formats/groups.h"
 #include "formats/iq2_xxs.h"
 #include "formats/k_quants.h"
+#if defined(PENSTOCK_ISA_AVX512)
+#include "formats/planes.h"
+#endif
 #include "vector/few.h"
 #include "vector/floats.h"
 #include "vector/many.h"
@@ -12,26 +15,26 @@
 
 namespace {
 
-template <i64 MOST, class Few1, class Few2, class Few3, class Many>
-PS_INLINE void divide(i64 first, i64 last, const Inputs& in, float* out, i64 out_stride, Few1 one, Few2 two,
-                      Few3 three, Many many) {
-    if (in.rows == 1) return one();
-    if (in.rows == 2) return two();
-    if (in.rows == 3) return three();
-    for (i64 from = 0; from < in.rows; from += MOST)
+// One, two or three inputs with `few`, more with `many`, MOST at a time.
+template <i64 MOST, class Few, class Many>
+PS_INLINE void divide(i64 first, i64 last, i64 inputs, bool can_be_few, Few few, Many many) {
+    if (can_be_few && inputs == 1) return few.template operator()<1>();
+    if (can_be_few && inputs == 2) return few.template operator()<2>();
+    if (can_be_few && inputs == 3) return few.template operator()<3>();
+    for (i64 from = 0; from < inputs; from += MOST)
         for (i64 j = first; j < last; j += PANEL)
-            many(j, least(PANEL, last - j), from, least(MOST, in.rows - from), out + j - first, out_stride);
+            many(j, least(PANEL, last - j), from, least(MOST, inputs - from));
 }
 
-template <class Format>
+// Few: how the format is read with few inputs, if in another way.
+template <class Format, class Few = Format, Order FEW_ORDER = Format::ORDER>
 void multiply_integers(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride,
                        void* scratch) {
     divide<INPUTS>(
-        first, last, in, out, stride, [&] { few<Format, 1>(w, first, last, in, out, stride); },
-        [&] { few<Format, 2>(w, first, last, in, out, stride); },
-        [&] { few<Format, 3>(w, first, last, in, out, stride); },
-        [&](i64 j, i64 rows, i64 from, i64 inputs, float* to, i64 step) {
-            many<Format>(w, j, rows, in, from, inputs, to, step, scratch);
+        first, last, in.rows, in.values[FEW_ORDER] != nullptr,
+        [&]<int X>() { few<Few, X, FEW_ORDER>(w, first, last, in, out, stride); },
+        [&](i64 j, i64 rows, i64 from, i64 inputs) {
+            many<Format>(w, j, rows, in, from, inputs, out + j - first, stride, scratch);
         });
 }
 
@@ -39,13 +42,21 @@ template <class Format>
 void multiply_floats(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride,
                      void* scratch) {
     divide<FLOAT_INPUTS>(
-        first, last, in, out, stride, [&] { few_floats<Format, 1>(w, first, last, in, out, stride); },
-        [&] { few_floats<Format, 2>(w, first, last, in, out, stride); },
-        [&] { few_floats<Format, 3>(w, first, last, in, out, stride); },
-        [&](i64 j, i64 rows, i64 from, i64 inputs, float* to, i64 step) {
-            many_floats<Format>(w, j, rows, in, from, inputs, to, step, scratch);
+        first, last, in.rows, true, [&]<int X>() { few_floats<Format, X>(w, first, last, in, out, stride); },
+        [&](i64 j, i64 rows, i64 from, i64 inputs) {
+            many_floats<Format>(w, j, rows, in, from, inputs, out + j - first, stride, scratch);
         });
 }
+
+#if defined(PENSTOCK_ISA_AVX512)
+constexpr auto multiply_q2_k = multiply_integers<Q2_K, Q2_K_Bytes, PLANES>;
+constexpr auto multiply_q4_k = multiply_integers<Q4_K, Q4_K_Bytes, PLANES>;
+constexpr auto multiply_iq2_xxs = multiply_integers<IQ2_XXS, IQ2_XXS_Bytes, PLANES>;
+#else
+constexpr auto multiply_q2_k = multiply_integers<Q2_K>;
+constexpr auto multiply_q4_k = multiply_integers<Q4_K>;
+constexpr auto multiply_iq2_xxs = multiply_integers<IQ2_XXS>;
+#endif
 
 void multiply(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride, void* scratch) {
     switch (w.type) {
@@ -54,9 +65,9 @@ void multiply(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* 
         case W_BF16: return multiply_floats<BF16>(w, first, last, in, out, stride, scratch);
         case W_FP8: return multiply_floats<FP8>(w, first, last, in, out, stride, scratch);
         case W_Q8_0: return multiply_integers<Q8_0>(w, first, last, in, out, stride, scratch);
-        case W_Q2_K: return multiply_integers<Q2_K>(w, first, last, in, out, stride, scratch);
-        case W_Q4_K: return multiply_integers<Q4_K>(w, first, last, in, out, stride, scratch);
-        case W_IQ2_XXS: return multiply_integers<IQ2_XXS>(w, first, last, in, out, stride, scratch);
+        case W_Q2_K: return multiply_q2_k(w, first, last, in, out, stride, scratch);
+        case W_Q4_K: return multiply_q4_k(w, first, last, in, out, stride, scratch);
+        case W_IQ2_XXS: return multiply_iq2_xxs(w, first, last, in, out, stride, scratch);
         case W_MXFP4: return multiply_integers<MXFP4>(w, first, last, in, out, stride, scratch);
         case W_FP4: return multiply_integers<FP4>(w, first, last, in, out, stride, scratch);
     }
@@ -81,6 +92,6 @@ const Kernels& avx2_kernels() {
 #else
 const Kernels& neon_kernels() {
 #endif
-    static constexpr Kernels kernels = {ISA_NAME, quantise, multiply, add_scaled, SCRATCH, PANEL};
+    static constexpr Kernels kernels = {ISA_NAME, quantise, multiply, add_scaled, SCRATCH, PANEL, HAS_PLANES};
     return kernels;
 }

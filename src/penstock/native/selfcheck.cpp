@@ -42,15 +42,18 @@ std::vector<u8> weights(const Format& f, i64 rows, i64 columns, int pattern, std
 
 std::vector<float> multiply(const Kernels& kernels, const ps_weight& w, const std::vector<float>& x, i64 rows) {
     const i64 blocks = blocks_of(w.columns);
-    std::vector<i16> natural(static_cast<std::size_t>(rows * blocks * BLOCK)), split(natural.size());
+    std::vector<i16> values[ORDERS];
+    for (auto& order : values) order.resize(static_cast<std::size_t>(rows * blocks * BLOCK));
     std::vector<float> scales(static_cast<std::size_t>(rows * blocks)), sums(scales.size() * SUMS);
     for (i64 r = 0; r < rows; r++) {
-        i16* values[2] = {&natural[static_cast<std::size_t>(r * BLOCK)], &split[static_cast<std::size_t>(r * BLOCK)]};
-        kernels.quantise(&x[static_cast<std::size_t>(r * w.columns)], w.columns, values, rows * BLOCK,
+        i16* row[ORDERS];
+        for (int order = 0; order < ORDERS; order++) row[order] = &values[order][static_cast<std::size_t>(r * BLOCK)];
+        kernels.quantise(&x[static_cast<std::size_t>(r * w.columns)], w.columns, row, rows * BLOCK,
                          &scales[static_cast<std::size_t>(r * blocks)],
                          &sums[static_cast<std::size_t>(r * blocks * SUMS)]);
     }
-    const Inputs in = {x.data(),      w.columns,   w.columns, blocks, rows * BLOCK, {natural.data(), split.data()},
+    const Inputs in = {x.data(),      w.columns,   w.columns, blocks, rows * BLOCK,
+                       {values[NATURAL].data(), values[SPLIT].data(), values[PLANES].data()},
                        scales.data(), sums.data(), nullptr,   rows};
     std::vector<float> out(static_cast<std::size_t>(rows * w.rows));
     Scratch<For::PIECE> scratch(kernels.scratch_bytes);

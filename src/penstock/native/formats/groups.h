@@ -1,12 +1,16 @@
 // Formats with a scale for every 32 weights: Q8_0, MXFP4 and the FP4 of checkpoints.  A row may end within a block of
-// 256.  Four products of at most 128 · 32,767, or 3,072 · 32,767, make a lane's sum: no overflow.
+// 256.  Four products of at most 128 · 32,512, or 3,072 · 32,512, make a lane's sum: no overflow.
 #pragma once
+
+#include <array>
+#include <bit>
 
 #include "../isa/isa.h"
 
 namespace {
 
 struct Q8_0 {
+    static constexpr int STREAMS = 2;
     static constexpr Order ORDER = NATURAL;
     static constexpr bool WHOLE = false;
     static constexpr int MINIMUMS = 0;
@@ -33,16 +37,20 @@ struct Q8_0 {
 // Twice the value of the sixteen E2M1 codes; multiplied by 256 when widened.
 alignas(16) constexpr u8 TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 255, 254, 253, 252, 250, 248, 244};
 
-// 2^(b − 127) / 512 for those weights: a number without rounding for every b, if a subnormal one for the first few.
-PS_INLINE F8 fp4_scale(u8 b) {
-    const unsigned exponent = b;
-    const std::uint32_t bits = exponent > 9 ? (exponent - 9) << 23 : 1u << (exponent + 13);
-    float scale;
-    std::memcpy(&scale, &bits, 4);
-    return splat(scale);
+// 2^(b − 127) / 512 for those weights, by b: a number without rounding, if a subnormal one for the first few.
+using Powers = std::array<float, 256>;
+
+constexpr Powers powers(bool nan_at_the_end) {
+    Powers out{};
+    for (std::uint32_t b = 0; b < 256; b++) out[b] = std::bit_cast<float>(b > 9 ? (b - 9) << 23 : 1u << (b + 13));
+    if (nan_at_the_end) out[255] = __builtin_nanf("");
+    return out;
 }
 
+inline constexpr Powers MXFP4_SCALES = powers(false), FP4_SCALES = powers(true);
+
 struct MXFP4 {
+    static constexpr int STREAMS = 1;
     static constexpr Order ORDER = SPLIT;
     static constexpr bool WHOLE = false;
     static constexpr int MINIMUMS = 0;
@@ -61,12 +69,13 @@ struct MXFP4 {
     }
     template <int G>
     static PS_INLINE F8 scale(const Block& b) {
-        return fp4_scale(b.p[G * 17]);
+        return splat(MXFP4_SCALES[b.p[G * 17]]);
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
 };
 
 struct FP4 {
+    static constexpr int STREAMS = 1;
     static constexpr Order ORDER = SPLIT;
     static constexpr bool WHOLE = false;
     static constexpr int MINIMUMS = 0;
@@ -86,8 +95,7 @@ struct FP4 {
     }
     template <int G>
     static PS_INLINE F8 scale(const Block& b) {
-        const u8 e = b.scales[G];
-        return e == 255 ? splat(__builtin_nanf("")) : fp4_scale(e);
+        return splat(FP4_SCALES[b.scales[G]]);
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
 };

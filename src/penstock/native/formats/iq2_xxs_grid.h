@@ -27,32 +27,48 @@ constexpr std::uint16_t CODES[256] = {
     5238, 5296, 5346, 5366, 5376, 5464, 5644, 5688, 5834, 5868, 5890, 5920, 5994, 6090, 6354, 6402,
 };
 
-using Vectors = std::array<std::int16_t, 256 * 8>;
+constexpr int component(int vector, int place) {
+    int code = CODES[vector];
+    for (int i = 0; i < place; i++) code /= 3;
+    return code % 3 == 0 ? 8 : code % 3 == 1 ? 25 : 43;
+}
 
-constexpr Vectors expand() {
-    constexpr std::int16_t levels[3] = {8, 25, 43};
-    Vectors out{};
-    for (int i = 0; i < 256; i++)
-        for (int j = 0, code = CODES[i]; j < 8; j++, code /= 3) out[i * 8 + j] = levels[code % 3];
+// As bytes.
+using Bytes = std::array<std::uint8_t, 256 * 8>;
+
+constexpr Bytes bytes() {
+    Bytes out{};
+    for (int i = 0; i < 256 * 8; i++) out[i] = static_cast<std::uint8_t>(component(i / 8, i % 8));
     return out;
 }
 
-alignas(64) inline constexpr Vectors GRID = expand();
+alignas(64) inline constexpr Bytes GRID = bytes();
 
-// Signs of eight weights by their seven sign bits, as ±1: the eighth makes the number of minus signs even.
-using SignVectors = std::array<std::int16_t, 128 * 8>;
+// As 16-bit numbers in split order: components 0, 2, 4 and 6 first.
+using Split = std::array<std::int16_t, 256 * 8>;
 
-constexpr SignVectors expand_signs() {
-    SignVectors out{};
+constexpr Split split() {
+    Split out{};
+    for (int i = 0; i < 256 * 8; i++) out[i] = static_cast<std::int16_t>(component(i / 8, i % 4 * 2 + i % 8 / 4));
+    return out;
+}
+
+alignas(64) inline constexpr Split SPLIT_GRID = split();
+
+// Signs of eight weights by their seven sign bits, as ±1 in split order: the eighth makes the number of minus signs even.
+using SplitSigns = std::array<std::int16_t, 128 * 8>;
+
+constexpr SplitSigns split_signs() {
+    SplitSigns out{};
     for (int i = 0; i < 128; i++)
         for (int j = 0, minus = 0; j < 8; j++) {
             const int bit = j < 7 ? i >> j & 1 : minus & 1;
             minus += bit;
-            out[i * 8 + j] = bit ? -1 : 1;
+            out[i * 8 + j % 2 * 4 + j / 2] = bit ? -1 : 1;
         }
     return out;
 }
 
-alignas(64) inline constexpr SignVectors SIGNS = expand_signs();
+alignas(64) inline constexpr SplitSigns SPLIT_SIGNS = split_signs();
 
 }  // namespace iq2_xxs

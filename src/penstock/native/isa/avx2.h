@@ -10,6 +10,7 @@ constexpr const char* ISA_NAME = "avx2";
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;  // sums of a tile and what they are made of fit sixteen registers
 constexpr int FLOAT_TILE_INPUTS = 3, FLOAT_TILE_WEIGHTS = 4;
 
+constexpr bool HAS_PLANES = false;
 constexpr int CHAINS = 1;                         // sums that take turns, where one would have to wait for itself
 
 using W32 = Pair;
@@ -87,34 +88,32 @@ PS_INLINE W32 scaled(W32 w, const HalfScales& scales, int group) {
     return {_mm256_mullo_epi16(w.a, s), _mm256_mullo_epi16(w.b, s)};
 }
 
-// IQ2_XXS.  Sixteen lanes see the signs of their own two bytes, of which each tests one bit: (threshold − bit) is
-// negative where it is set and positive where not, if the threshold is half the bit.  Bit 0 has no half, so the lanes
-// with an even number get the bits one place higher.
+// IQ2_XXS.  A lane has the signs of its vector in its upper byte, of which it tests one bit: (threshold − bit) is negative
+// where it is set and positive where not, if the threshold is half the bit.
 struct Signs {
-    __m256i low, high;  // by group: first and second half of its lanes
+    __m256i words;  // by group: the signs of four vectors
     GroupScales scales;
 };
 PS_INLINE Signs signs(const u8* groups) {
     __m256i scales, words = sign_words(groups, scales);
-    auto even_and_odd = [](__m256i pair) {  // pair: the same 16 bits twice
-        return _mm256_blend_epi16(_mm256_add_epi16(pair, pair), pair, 0xaa);
-    };
-    const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
-    const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi8(2));
-    return {even_and_odd(_mm256_shuffle_epi8(words, low)), even_and_odd(_mm256_shuffle_epi8(words, high)),
-            {_mm256_or_si256(scales, _mm256_slli_epi32(scales, 16))}};
+    return {words, {_mm256_or_si256(scales, _mm256_slli_epi32(scales, 16))}};
 }
-PS_INLINE __m256i with_signs(__m256i size, __m256i word) {
-    const __m256i bit = _mm256_setr_epi16(0x2, 0x2, 0x8, 0x8, 0x20, 0x20, 0x80, 0x80, 0x200, 0x200, 0x800, 0x800,
-                                          0x2000, 0x2000, static_cast<short>(0x8000), static_cast<short>(0x8000));
+PS_INLINE __m256i with_signs(__m256i size, __m256i signs, __m256i bit) {
     const __m256i threshold = _mm256_srli_epi16(bit, 1);
-    return _mm256_sign_epi16(size, _mm256_sub_epi16(threshold, _mm256_and_si256(word, bit)));
+    return _mm256_sign_epi16(size, _mm256_sub_epi16(threshold, _mm256_and_si256(signs, bit)));
 }
 // The vectors of a group (four indices first), signed and scaled.
 PS_INLINE W32 grid_weights(const u8* group, const Signs& s, int number) {
-    auto vector = [&](int k) { return load128(iq2_xxs::GRID.data() + 8 * static_cast<std::size_t>(group[k])); };
-    return scaled(W32{with_signs(join(vector(0), vector(1)), everywhere(s.low, number)),
-                      with_signs(join(vector(2), vector(3)), everywhere(s.high, number))},
+    auto vector = [&](int k) { return load128(iq2_xxs::SPLIT_GRID.data() + 8 * static_cast<std::size_t>(group[k])); };
+    const __m256i a = join(vector(0), vector(2)), b = join(vector(1), vector(3));
+    auto upper = [](short low, short high) {
+        return _mm_unpacklo_epi64(_mm_set1_epi16(static_cast<short>(low << 8 | 0x80)),
+                                  _mm_set1_epi16(static_cast<short>(high << 8 | 0x80)));
+    };
+    const __m256i own = _mm256_shuffle_epi8(everywhere(s.words, number), join(upper(0, 1), upper(2, 3)));
+    const __m256i even = _mm256_set1_epi64x(0x4000100004000100), odd = _mm256_slli_epi16(even, 1);
+    return scaled(W32{with_signs(_mm256_unpacklo_epi64(a, b), own, even),
+                      with_signs(_mm256_unpackhi_epi64(a, b), own, odd)},
                   s.scales, number);
 }
 

@@ -97,7 +97,7 @@ PS_INLINE W32 scaled(W32 w, const HalfScales& scales, int group) {
 // IQ2_XXS.
 struct Signs {
     alignas(32) std::uint64_t minus[4];  // two groups each, a bit for every weight
-    __m512i scales;                      // by group, in both halves of a word; every other word is empty
+    __m512i scales;                      // by group: 2 · scale + 1, in every other word
 };
 PS_INLINE Signs signs(const u8* groups) {
     const __m512i words = _mm512_loadu_si512(groups);
@@ -107,17 +107,84 @@ PS_INLINE Signs signs(const u8* groups) {
     const __m512i scales = _mm512_srli_epi64(words, 60);
     Signs out;
     _mm256_store_si256(reinterpret_cast<__m256i*>(out.minus), _mm512_cvtepi64_epi32(bytes));
-    out.scales = _mm512_add_epi32(_mm512_mul_epu32(scales, _mm512_set1_epi64(0x20002)), _mm512_set1_epi64(0x10001));
+    out.scales = _mm512_add_epi64(_mm512_add_epi64(scales, scales), _mm512_set1_epi64(1));
     return out;
 }
+// Two vectors side by side.  The barrier makes the compiler use up the indices before it loads more of them than there
+// are registers.
+PS_INLINE __m128i grid_pair(const u8* index) {
+    auto vector = [&](int k) { return iq2_xxs::GRID.data() + 8 * static_cast<std::size_t>(index[k]); };
+    const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(vector(0)));
+    __m128i both = _mm_castps_si128(
+        _mm_loadh_pi(_mm_castsi128_ps(first), reinterpret_cast<const __m64*>(vector(1))));
+    asm("" : "+v"(both));
+    return both;
+}
+PS_INLINE __m256i grid_group(const u8* index) { return join(grid_pair(index), grid_pair(index + 2)); }
 // The vectors of a group (four indices first), signed and scaled.
 PS_INLINE W32 grid_weights(const u8* group, const Signs& s, int number) {
-    auto vector = [&](int k) { return load128(iq2_xxs::GRID.data() + 8 * static_cast<std::size_t>(group[k])); };
-    W32 size = _mm512_inserti64x4(_mm512_castsi256_si512(join(vector(0), vector(1))), join(vector(2), vector(3)), 1);
-    W32 scale = _mm512_permutexvar_epi32(_mm512_set1_epi32(2 * number), s.scales);
-    W32 scaled = _mm512_mullo_epi16(size, scale);
+    const __m256i size = grid_group(group);
     const auto minus = static_cast<__mmask32>(s.minus[number / 2] >> (number % 2 * 32));
-    return _mm512_mask_sub_epi16(scaled, minus, _mm512_setzero_si512(), scaled);
+    const W32 bytes = twice(_mm256_mask_sub_epi8(size, minus, _mm256_setzero_si256(), size));
+    const W32 wide = _mm512_srai_epi16(_mm512_sllv_epi16(bytes, even_odd(8, 0)), 8);
+    const W32 scale = _mm512_permutexvar_epi16(_mm512_set1_epi16(static_cast<short>(4 * number)), s.scales);
+    return _mm512_mullo_epi16(wide, scale);
+}
+
+// Few inputs in PLANES: 64 weights at a time, as bytes.
+constexpr bool HAS_PLANES = true;
+constexpr int UNITS = 4;  // in a block
+using Bytes = __m512i;
+
+PS_INLINE Bytes load_unit(const void* p) { return _mm512_loadu_si512(p); }
+// Four products of an unsigned and a signed byte more in every lane.
+PS_INLINE Sum add_bytes(Sum sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+PS_INLINE Sum join_digits(Sum high, Sum low) {
+    return _mm512_add_epi32(_mm512_sub_epi32(_mm512_slli_epi32(high, 8), high), low);
+}
+// The sums of single units fit 16 bits, and are multiplied as such.  scales: in the lower half of every lane.
+PS_INLINE Sum add_scaled_sum(Sum sum, Sum unit, __m512i scales) { return _mm512_dpwssd_epi32(sum, unit, scales); }
+// Of two groups in a row, each for its eight lanes.
+template <int FIRST, int SECOND>
+PS_INLINE __m512i pick_scales(__m512i scales) {
+    return _mm512_permutexvar_epi32(_mm512_inserti64x4(_mm512_set1_epi32(FIRST), _mm256_set1_epi32(SECOND), 1), scales);
+}
+
+// Two-bit weights times their scales, by look-up: for every half group g the four products are at 16 · weight + g.
+PS_INLINE Bytes two_bit_products(const u8* scales) {
+    const __m128i one = _mm_set1_epi16(1);
+    const __m512i weights = _mm512_inserti64x4(_mm512_castsi256_si512(join(_mm_setzero_si128(), one)),
+                                               join(_mm_slli_epi16(one, 1), _mm_set1_epi16(3)), 1);
+    const __m512i low = _mm512_and_si512(_mm512_broadcast_i32x4(load128(scales)), _mm512_set1_epi8(15));
+    return _mm512_mullo_epi16(low, weights);  // bytes stay below 46: none spills into its neighbour
+}
+// The weights of unit I.  A byte has one weight for each of four groups; two groups are taken at once.
+template <int I>
+PS_INLINE Bytes look_up_products(const u8* weights, Bytes products) {
+    const __m512i both = _mm512_broadcast_i64x4(load256(weights + I / 2 * 32));
+    const __m512i turn = _mm512_inserti64x4(_mm512_set1_epi32(I % 2 ? 0 : 4), _mm256_set1_epi32(I % 2 ? 30 : 2), 1);
+    auto quarter = [](int k) { return _mm_set1_epi8(static_cast<char>(4 * I + k)); };
+    const __m512i groups = _mm512_inserti64x4(_mm512_castsi256_si512(join(quarter(0), quarter(1))),
+                                              join(quarter(2), quarter(3)), 1);
+    const __m512i index = _mm512_ternarylogic_epi32(_mm512_rolv_epi32(both, turn), _mm512_set1_epi8(0x30), groups, 0xea);
+    return _mm512_permutexvar_epi8(index, products);
+}
+
+// The low nibbles of 32 bytes, then the high ones.
+PS_INLINE Bytes nibbles64(const u8* p) {
+    return _mm512_and_si512(_mm512_srlv_epi16(twice(load256(p)), even_odd(0, 4)), _mm512_set1_epi8(15));
+}
+// Eight scales, each in a lane of its own.
+PS_INLINE __m512i lane_scales(std::uint64_t bytes) {
+    return _mm512_castsi256_si512(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
+}
+
+// Two groups of IQ2_XXS, without signs.
+PS_INLINE Bytes grid_bytes(const u8* groups) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(grid_group(groups)), grid_group(groups + 8), 1);
+}
+PS_INLINE Bytes negate(Bytes x, std::uint64_t where) {
+    return _mm512_mask_sub_epi8(x, where, _mm512_setzero_si512(), x);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ constexpr const char* ISA_NAME = "neon";
 constexpr int TILE_INPUTS = 2, TILE_WEIGHTS = 2;  // a sum takes four registers
 constexpr int FLOAT_TILE_INPUTS = 2, FLOAT_TILE_WEIGHTS = 4;
 constexpr int CHAINS = 1;
+constexpr bool HAS_PLANES = false;
 
 // Floats
 
@@ -216,13 +217,15 @@ PS_INLINE W32 grid_weights(const u8* group, const Signs&, int) {
     std::uint32_t word;
     std::memcpy(&word, group + 4, 4);
     const auto scale = static_cast<short>(2 * (word >> 28) + 1);
-    W32 out;
+    int64x2_t v[4];
     for (int k = 0; k < 4; k++) {
-        int16x8_t size = vld1q_s16(iq2_xxs::GRID.data() + 8 * group[k]);
-        int16x8_t sign = vld1q_s16(iq2_xxs::SIGNS.data() + 8 * (word >> 7 * k & 127));
-        out.v[k] = vmulq_n_s16(vmulq_s16(size, sign), scale);
+        int16x8_t size = vld1q_s16(iq2_xxs::SPLIT_GRID.data() + 8 * group[k]);
+        int16x8_t sign = vld1q_s16(iq2_xxs::SPLIT_SIGNS.data() + 8 * (word >> 7 * k & 127));
+        v[k] = vreinterpretq_s64_s16(vmulq_n_s16(vmulq_s16(size, sign), scale));
     }
-    return out;
+    auto numbers = [](int64x2_t halves) { return vreinterpretq_s16_s64(halves); };
+    return {{numbers(vzip1q_s64(v[0], v[1])), numbers(vzip1q_s64(v[2], v[3])), numbers(vzip2q_s64(v[0], v[1])),
+             numbers(vzip2q_s64(v[2], v[3]))}};
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr i64 AHEAD = 1024;  // bytes between what is computed with and what is asked of memory
+constexpr i64 AHEAD = 2048;  // bytes between what is computed with and what is asked of memory
 constexpr i64 LANES = 8;     // of every sum, so that all instruction sets round alike
 
 PS_INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }

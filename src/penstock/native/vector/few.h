@@ -5,8 +5,6 @@
 
 namespace {
 
-constexpr i64 FEW_ROWS = 2;
-
 // The inputs of X results.
 template <int X>
 struct FewInputs {
@@ -15,13 +13,17 @@ struct FewInputs {
     const float *scales[X], *sums[X];
 };
 
-// Formats with one scale per block: what block b adds to the lanes of X results.
+template <class Format>
+concept AsBytes = requires { Format::SCALED; };  // see formats/planes.h
+
+// Formats with one scale per block: the integer sums of block b, in 16-bit lanes or as bytes.
 template <class Format, int X, int R>
-PS_INLINE void add_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, F8 (&acc)[X][R]) {
+    requires(!AsBytes<Format>)
+PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, Sum (&sum)[X][R]) {
     Sum part[CHAINS][X][R];
     for (auto& chain : part)
         for (auto& sums : chain)
-            for (Sum& sum : sums) sum = no_sum();
+            for (Sum& one : sums) one = no_sum();
     unrolled<8>([&] PS_EACH {
         W32 x[X];
         for (int i = 0; i < X; i++) x[i] = load(in.x[i] + b * in.stride + G * GROUP);
@@ -30,12 +32,53 @@ PS_INLINE void add_block(const typename Format::Block (&block)[R], const FewInpu
             for (int i = 0; i < X; i++) part[G % CHAINS][i][r] = add_dot(part[G % CHAINS][i][r], w, x[i]);
         }
     });
-    for (int r = 0; r < R; r++) {
-        const F8 scale = Format::template scale<0>(block[r]);
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < R; r++) {
+            sum[i][r] = part[0][i][r];
+            for (int c = 1; c < CHAINS; c++) sum[i][r] = add(sum[i][r], part[c][i][r]);
+        }
+}
+
+#if defined(PENSTOCK_ISA_AVX512)
+template <class Format, int X, int R>
+    requires AsBytes<Format>
+PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, Sum (&sum)[X][R]) {
+    Sum high[X][R], low[X][R];
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < R; r++) high[i][r] = low[i][r] = no_sum();
+    unrolled<UNITS>([&] PS_EACH {
         for (int i = 0; i < X; i++) {
-            Sum sum = part[0][i][r];
-            for (int c = 1; c < CHAINS; c++) sum = add(sum, part[c][i][r]);
-            F8 v = mul(floats(sum), scale);
+            const i16* planes = in.x[i] + b * in.stride;
+            const Bytes x_high = load_unit(planes + G * (BLOCK / 2 / UNITS));
+            const Bytes x_low = load_unit(planes + BLOCK / 2 + G * (BLOCK / 2 / UNITS));
+            for (int r = 0; r < R; r++) {
+                const Bytes w = Format::template weights<G>(block[r]);
+                const Bytes h = Format::template inputs<G>(block[r], x_high), l = Format::template inputs<G>(block[r], x_low);
+                if constexpr (Format::SCALED) {
+                    high[i][r] = add_bytes(high[i][r], w, h);
+                    low[i][r] = add_bytes(low[i][r], w, l);
+                } else {
+                    const auto scales = Format::template scales<G>(block[r]);
+                    high[i][r] = add_scaled_sum(high[i][r], add_bytes(no_sum(), w, h), scales);
+                    low[i][r] = add_scaled_sum(low[i][r], add_bytes(no_sum(), w, l), scales);
+                }
+            }
+        }
+    });
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < R; r++) sum[i][r] = join_digits(high[i][r], low[i][r]);
+}
+#endif
+
+// What block b adds to the lanes of X results of R rows.
+template <class Format, int X, int R>
+PS_INLINE void add_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, F8 (&acc)[X][R]) {
+    Sum sum[X][R];
+    sum_block<Format, X, R>(block, in, b, sum);
+    for (int r = 0; r < R; r++) {
+        const F8 scale = Format::scale(block[r]);
+        for (int i = 0; i < X; i++) {
+            F8 v = mul(floats(sum[i][r]), scale);
             const float* sums = in.sums[i] + b * SUMS;
             if constexpr (Format::MINIMUMS == 8) v = fnma(Format::minimum(block[r], 0), load(sums), v);
             if constexpr (Format::MINIMUMS == 16) {
@@ -126,30 +169,30 @@ PS_INLINE void few_rows(const ps_weight& w, i64 j, i64 apart, const FewInputs<X>
         for (int r = 0; r < R; r++) out[i * out_stride + r * apart] = add_lanes(acc[i][r]);
 }
 
-template <class Format, int X>
+template <class Format, int X, Order ORDER = Format::ORDER>
 void few(const ps_weight& w, i64 first, i64 last, const Inputs& inputs, float* out, i64 out_stride) {
     FewInputs<X> in;
     in.stride = inputs.values_stride;
     for (int i = 0; i < X; i++) {
         const i64 row = inputs.row(i), block = row * inputs.blocks;
-        in.x[i] = inputs.values[Format::ORDER] + row * BLOCK;
+        in.x[i] = inputs.values[ORDER] + row * BLOCK;
         in.scales[i] = inputs.scales + block;
         in.sums[i] = inputs.sums + block * SUMS;
     }
-    const i64 apart = (last - first) / FEW_ROWS;
+    const i64 apart = (last - first) / Format::STREAMS;
     if constexpr (Format::WHOLE) {
         i64 done = 0;
         if constexpr (X == 1) {
-            if (apart) few_blocks<Format, X, FEW_ROWS>(w, first, apart, in, out, out_stride);
-            done = apart * FEW_ROWS;
+            if (apart) few_blocks<Format, X, Format::STREAMS>(w, first, apart, in, out, out_stride);
+            done = apart * Format::STREAMS;
         }
         if (done < last - first)
             few_blocks<Format, X, 1>(w, first + done, last - first - done, in, out + done, out_stride);
     } else {
         i64 j = 0;
         if constexpr (X == 1)
-            for (; j < apart; j++) few_rows<Format, X, FEW_ROWS>(w, first + j, apart, in, out + j, out_stride);
-        for (j *= FEW_ROWS; j < last - first; j++) few_rows<Format, X, 1>(w, first + j, 0, in, out + j, out_stride);
+            for (; j < apart; j++) few_rows<Format, X, Format::STREAMS>(w, first + j, apart, in, out + j, out_stride);
+        for (j *= Format::STREAMS; j < last - first; j++) few_rows<Format, X, 1>(w, first + j, 0, in, out + j, out_stride);
     }
 }
 

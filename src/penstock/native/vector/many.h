@@ -36,9 +36,10 @@ PS_INLINE void unpack_block(const typename Format::Block& block, i64 groups, i64
             const i64 group = b * (BLOCK / GROUP) + G;
             i16(*to)[SIDES][STEP] = &panel.weights[pair][group * (GROUP / STEP)];
             store(to[0][side], to[1][side], Format::template weights<G>(block));
-            if (!Format::WHOLE || G == 0) store(panel.scales[pair][group][side], Format::template scale<G>(block));
+            if constexpr (!Format::WHOLE) store(panel.scales[pair][group][side], Format::template scale<G>(block));
         }
     });
+    if constexpr (Format::WHOLE) store(panel.scales[pair][b * (BLOCK / GROUP)][side], Format::scale(block));
     if constexpr (Format::MINIMUMS >= 8) store(panel.minimums[pair][b][0][side], Format::minimum(block, 0));
     if constexpr (Format::MINIMUMS == 16) store(panel.minimums[pair][b][1][side], Format::minimum(block, 1));
 }

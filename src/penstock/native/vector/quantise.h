@@ -22,7 +22,7 @@ void quantise_block(const float* x, i16* q, float& scale_out, float* sums) {
     }
     float largest;
     std::memcpy(&largest, &largest_bits, 4);
-    float scale = largest / 32767.0f;
+    float scale = largest / static_cast<float>(LARGEST);
     scale = scale > FLT_MIN ? scale : FLT_MIN;
     const float inverse = 1.0f / scale;
     scale_out = scale;
@@ -41,7 +41,19 @@ void quantise_block(const float* x, i16* q, float& scale_out, float* sums) {
     for (int k = 0; k < 8; k++) sums[k] = sums[8 + 2 * k] + sums[8 + 2 * k + 1];
 }
 
-void quantise(const float* x, i64 columns, i16* const values[2], i64 values_stride, float* scales, float* sums) {
+// value = 255 · high + low: 255 is odd, so no value lies half-way between two multiples of it.
+void split_digits(const i16* q, std::int8_t* out) {
+    for (int i = 0; i < BLOCK; i++) {
+        const float shifted = static_cast<float>(q[i]) * (1.0f / 255) + 12582912.0f;
+        std::int32_t high;
+        std::memcpy(&high, &shifted, 4);
+        high = static_cast<i16>(high & 0xffff);
+        out[i] = static_cast<std::int8_t>(high);
+        out[BLOCK + i] = static_cast<std::int8_t>(q[i] - 255 * high);
+    }
+}
+
+void quantise(const float* x, i64 columns, i16* const values[ORDERS], i64 values_stride, float* scales, float* sums) {
     for (i64 b = 0; b * BLOCK < columns; b++) {
         float padded[BLOCK];
         const float* from = x + b * BLOCK;
@@ -52,6 +64,7 @@ void quantise(const float* x, i64 columns, i16* const values[2], i64 values_stri
         i16 q[BLOCK];
         quantise_block(from, q, scales[b], sums + b * SUMS);
         if (values[NATURAL]) std::memcpy(values[NATURAL] + b * values_stride, q, sizeof q);
+        if (values[PLANES]) split_digits(q, reinterpret_cast<std::int8_t*>(values[PLANES] + b * values_stride));
         if (i16* split = values[SPLIT])
             for (i64 g = 0; g < BLOCK; g += GROUP)
                 for (i64 i = 0; i < 16; i++) {

@@ -1,0 +1,80 @@
+// Q2_K, Q4_K and IQ2_XXS as bytes, for inputs in PLANES: 64 weights of a block (a unit) at a time.
+//
+// A unit's four products stay below 2¹⁵ for every possible byte: 4 · 43 · 127 for IQ2_XXS, 4 · 15 · 127 for Q4_K.
+#pragma once
+
+#include "iq2_xxs.h"
+#include "k_quants.h"
+
+namespace {
+
+// Scales are small enough to be multiplied into the bytes: 3 · 15.
+struct Q2_K_Bytes : Q2_K {
+    static constexpr bool SCALED = true;
+
+    struct Block {
+        const u8* p;
+        Bytes products;
+    };
+
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
+        const u8* p = address(w, row, block);
+        return {p, two_bit_products(p)};
+    }
+    template <int I>
+    static PS_INLINE Bytes weights(const Block& b) {
+        return look_up_products<I>(b.p + 16, b.products);
+    }
+    template <int I>
+    static PS_INLINE Bytes inputs(const Block&, Bytes x) {
+        return x;
+    }
+};
+
+struct Q4_K_Bytes : Q4_K {
+    static constexpr bool SCALED = false;
+
+    struct Block {
+        const u8* p;
+        Bytes scales;
+        std::uint64_t minimums;
+    };
+
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
+        const u8* p = address(w, row, block);
+        const Small small = small_numbers(p);
+        return {p, lane_scales(small.scales), small.minimums};
+    }
+    template <int I>
+    static PS_INLINE Bytes weights(const Block& b) {
+        return nibbles64(b.p + 16 + I * 32);
+    }
+    template <int I>
+    static PS_INLINE Bytes inputs(const Block&, Bytes x) {
+        return x;
+    }
+    template <int I>
+    static PS_INLINE Bytes scales(const Block& b) {
+        return pick_scales<2 * I, 2 * I + 1>(b.scales);
+    }
+};
+
+// Signs go to the inputs: bytes of weights have none.
+struct IQ2_XXS_Bytes : IQ2_XXS {
+    static constexpr bool SCALED = false;
+
+    template <int I>
+    static PS_INLINE Bytes weights(const Block& b) {
+        return grid_bytes(b.p + 2 + 16 * I);
+    }
+    template <int I>
+    static PS_INLINE Bytes inputs(const Block& b, Bytes x) {
+        return negate(x, b.signs.minus[I]);
+    }
+    template <int I>
+    static PS_INLINE Bytes scales(const Block& b) {
+        return pick_scales<4 * I, 4 * I + 2>(b.signs.scales);
+    }
+};
+
+}  // namespace
