@@ -15,8 +15,7 @@ namespace {
 
 constexpr i64 CHUNK = 512;        // input rows at a time: bounds the memory a call takes
 constexpr i64 PART = 128;         // inputs of one expert in a piece at a time: bounds the memory a piece takes
-constexpr i64 WIDEST = 16;        // panels in a piece, at most
-constexpr i64 PIECE_TIME = 6000;  // nanoseconds, see products.cpp
+constexpr i64 WIDEST = 16;        // panels in a piece, at most.  Large ones: weights are streams, slow to begin
 
 // What comes out of gate and up, for experts of one width: [pairs, width].
 struct Inner {
@@ -86,17 +85,15 @@ void down(const Round& round, i64 begin, i64 n, void* scratch, float* part) {
 
 void run(const Round& round, i64 threads) {
     const i64 panel = kernels().panel;
-    i64 time = 0, pieces = 0, down_bytes = 0, down_work = 0;
+    i64 time = 0, pieces = 0;
     for (Job* job = round.jobs; job < round.jobs + round.count; job++) {
         const i64 bytes = bytes_of(job->expert->gate) + bytes_of(job->expert->up);
         const i64 row_time = time_of(bytes, 2 * round.hidden * job->rows);
-        job->step = job->rows > FEW ? 8 * panel : std::clamp<i64>(PIECE_TIME / std::max<i64>(1, row_time), 4, 4 * panel);
+        job->step = std::clamp<i64>(job->inner->width / (4 * threads) / panel, 1, job->rows > FEW ? 8 : WIDEST) * panel;
         job->pieces = (job->inner->width + job->step - 1) / job->step;
         job->left.store(job->pieces, std::memory_order_relaxed);
         pieces += job->pieces;
         time += job->inner->width * row_time;
-        down_bytes += bytes_of(job->expert->down);
-        down_work += job->inner->width * job->rows;
     }
     const i64 room = PART * WIDEST * panel;  // floats
     threads = threads_for(time, threads);
@@ -108,10 +105,7 @@ void run(const Round& round, i64 threads) {
         for (; piece >= job->pieces; job--) piece -= job->pieces;
         gate_and_up(round, *job, piece, scratch.memory(), gate, gate + room);
     });
-    const i64 column_time = std::max<i64>(1, time_of(down_bytes, down_work));
-    // Every piece reads the inputs anew.  Where they are many, pieces are as large as leaves enough for all threads.
-    const i64 step = round.rows > FEW ? std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel
-                                    : std::clamp<i64>(PIECE_TIME / column_time, panel, 4 * panel);
+    const i64 step = std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel;
     parallel_for((round.hidden + step - 1) / step, threads, [&](i64 piece) {
         Scratch<For::PIECE> scratch(kernels().scratch_bytes + room * static_cast<i64>(sizeof(float)));
         const i64 begin = piece * step;
