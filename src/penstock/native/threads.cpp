@@ -1,10 +1,13 @@
 #include "threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bitset>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -70,6 +73,7 @@ class Pool {
         inside = false;
         auto finished = [&] { return done_.load(std::memory_order_acquire) == static_cast<u32>(pieces); };
         if (watch(CALLER_PATIENCE, finished)) return;
+        const Rescue rescue(*this, job);
         std::unique_lock lock(sleep_);
         caller_waits_.store(true);
         finished_.wait(lock, finished);
@@ -84,7 +88,8 @@ class Pool {
     }
 
   private:
-    void drain(u32 job) {
+    // holds: where a helper says that it has a piece of the job.
+    void drain(u32 job, std::atomic<u32>* holds = nullptr) {
         u64 ticket = ticket_.load(std::memory_order_acquire);
         while (ticket >> 32 == job) {
             // Read while the ticket is still of this job: proven by taking the piece.
@@ -93,7 +98,9 @@ class Pool {
             u32 pieces = pieces_.load(std::memory_order_relaxed);
             if (static_cast<u32>(ticket) >= pieces) return;
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+            if (holds) holds->store(job, std::memory_order_relaxed);
             body(context, static_cast<i64>(static_cast<u32>(ticket)));
+            if (holds) holds->store(0, std::memory_order_relaxed);
             if (done_.fetch_add(1) + 1 == pieces && caller_waits_.load()) {
                 { std::lock_guard lock(sleep_); }
                 finished_.notify_all();
@@ -104,6 +111,9 @@ class Pool {
 
     void help(u32 number) {
         inside = true;
+#if defined(__linux__)
+        ids_[number].store(gettid());
+#endif
         u32 seen = 0;
         auto changed = [&] { return static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32) != seen; };
         for (;;) {
@@ -114,7 +124,7 @@ class Pool {
                 asleep_.fetch_sub(1);
             }
             seen = static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32);
-            if (number < helpers_.load(std::memory_order_relaxed)) drain(seen);
+            if (number < helpers_.load(std::memory_order_relaxed)) drain(seen, &holds_[number]);
         }
     }
 
@@ -132,8 +142,42 @@ class Pool {
         return good;
     }
 
+    // A helper that lost its core with a piece in hand may wait for milliseconds to get it back.  Its caller has nothing
+    // left to do and is about to sleep: while this lives, such helpers may run on the caller's core and nowhere else, which
+    // moves them there at once.
+    class Rescue {
+      public:
+#if defined(__linux__)
+        Rescue(Pool& pool, u32 job) : pool_(pool) {
+            cpu_set_t here;
+            CPU_ZERO(&here);
+            const int cpu = sched_getcpu();
+            if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof everywhere_, &everywhere_)) return;
+            CPU_SET(cpu, &here);
+            for (i64 i = 0; i < pool.started_; i++)
+                if (pool.holds_[i].load(std::memory_order_relaxed) == job) {
+                    sched_setaffinity(pool.ids_[i].load(), sizeof here, &here);
+                    moved_[i] = true;
+                }
+        }
+        ~Rescue() {
+            for (i64 i = 0; i < pool_.started_; i++)
+                if (moved_[i]) sched_setaffinity(pool_.ids_[i].load(), sizeof everywhere_, &everywhere_);
+        }
+
+      private:
+        Pool& pool_;
+        cpu_set_t everywhere_;
+        std::bitset<MAX_HELPERS> moved_;
+#else
+        Rescue(Pool&, u32) {}
+#endif
+    };
+
     std::mutex owner_;
     i64 started_ = 0;
+    std::atomic<u32> holds_[MAX_HELPERS] = {};
+    std::atomic<int> ids_[MAX_HELPERS] = {};
     u32 job_ = 0;
 
     alignas(64) std::atomic<u64> ticket_{0};
