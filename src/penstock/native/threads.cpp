@@ -19,6 +19,7 @@ using u64 = std::uint64_t;
 namespace {
 
 constexpr i64 MAX_HELPERS = 255;
+constexpr u32 NO_PIECE = ~0u;
 constexpr auto HELPER_PATIENCE = std::chrono::microseconds(60);  // how long a helper watches before it sleeps
 constexpr auto CALLER_PATIENCE = std::chrono::microseconds(40);  // the same for a caller whose helpers are late
 
@@ -46,7 +47,8 @@ bool watch(std::chrono::microseconds patience, Done done) {
 thread_local bool inside = false;  // this thread is running a body
 
 // One job at a time.  Its number and the next free piece are one atomic word, the ticket: a helper that comes late and
-// still believes in an older job cannot take a piece, so nobody ever waits for a helper that holds none.
+// still believes in an older job cannot take a piece, so nobody ever waits for a helper that holds none.  Before anything
+// of a new job is written the old ticket is closed, so that nobody takes a piece of the old job's number for the new.
 class Pool {
   public:
     void run(i64 pieces, i64 threads, void (*body)(void*, i64), void* context) {
@@ -57,9 +59,10 @@ class Pool {
         }
         const i64 helpers = std::min({threads - 1, pieces - 1, MAX_HELPERS});
         while (started_ < helpers && start()) started_++;
-        body_.store(body, std::memory_order_relaxed);
-        context_.store(context, std::memory_order_relaxed);
-        pieces_.store(static_cast<u32>(pieces), std::memory_order_relaxed);
+        ticket_.store(static_cast<u64>(job_) << 32 | NO_PIECE);
+        body_.store(body, std::memory_order_release);
+        context_.store(context, std::memory_order_release);
+        pieces_.store(static_cast<u32>(pieces), std::memory_order_release);
         helpers_.store(static_cast<u32>(helpers), std::memory_order_relaxed);
         done_.store(0, std::memory_order_relaxed);
         const u32 job = ++job_;
@@ -92,10 +95,10 @@ class Pool {
     void drain(u32 job, std::atomic<u32>* holds = nullptr) {
         u64 ticket = ticket_.load(std::memory_order_acquire);
         while (ticket >> 32 == job) {
-            // Read while the ticket is still of this job: proven by taking the piece.
-            auto body = body_.load(std::memory_order_relaxed);
-            auto context = context_.load(std::memory_order_relaxed);
-            u32 pieces = pieces_.load(std::memory_order_relaxed);
+            // These may be the next job's already.  Then the ticket is closed by now, and the piece not to be had.
+            auto body = body_.load(std::memory_order_acquire);
+            auto context = context_.load(std::memory_order_acquire);
+            u32 pieces = pieces_.load(std::memory_order_acquire);
             if (static_cast<u32>(ticket) >= pieces) return;
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
             if (holds) holds->store(job, std::memory_order_relaxed);
