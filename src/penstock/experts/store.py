@@ -54,7 +54,7 @@ class MappedExperts(ExpertStore):
         shared: Expert | None = None,
         shared_limit: float = 0.0,
     ) -> Tensor:
-        chosen = {number: self._expert(block, number) for number in set(ids.flatten().tolist())}
+        chosen = {number: self._expert(block, number) for number in set(ids.view(-1).tolist())}
         if not self.simulate_low_precision:
             return self.ops.experts(x, ids, weights, chosen, limit, shared, shared_limit)
         out = torch.zeros_like(x)

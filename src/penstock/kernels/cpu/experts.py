@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.kernels.cpu import parallel
 from penstock.kernels.cpu.library import expect, floats, native, pointer
 from penstock.kernels.cpu.linear import linear, linears
-from penstock.kernels.cpu.stored import address, stored_expert
+from penstock.kernels.cpu.stored import ready_expert
 from penstock.kernels.ops import Expert
 
 
@@ -76,34 +76,51 @@ def experts(
     x, weights = floats(x, "experts input"), floats(weights, "routing weights")
     ids = ids.to(torch.long).contiguous()
     rows, slots = ids.shape
-    expect(
-        x.dim() == 2 and x.shape[0] == rows and weights.shape == ids.shape,
-        f"experts: input {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} do not fit",
-    )
-    numbers = sorted(set(ids.flatten().tolist()))
-    for number in numbers:
-        expect(number in chosen, f"experts: expert {number} is routed to but not given")
-    used = [chosen[number] for number in numbers]
-    shape = next((e.gate.shape for e in (*used, shared) if e is not None), (0, x.shape[1]))
-    for expert in (*used, shared):
-        if expert is not None:
-            width = shape[0] if expert is not shared else expert.gate.shape[0]
-            expect(
-                tuple(expert.gate.shape) == tuple(expert.up.shape) == (width, x.shape[1])
-                and tuple(expert.down.shape) == (x.shape[1], width),
-                f"{expert.gate.info.name}: gate {list(expert.gate.shape)}, up {list(expert.up.shape)} and down "
-                f"{list(expert.down.shape)} do not fit each other or input {list(x.shape)}",
+    hidden = x.shape[-1]
+    if x.shape != (rows, hidden) or weights.shape != ids.shape:
+        raise ValueError(
+            f"experts: input {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} do not fit"
+        )
+    numbers = sorted(set(ids.view(-1).tolist()))
+    if not chosen.keys() >= set(numbers):
+        missing = min(set(numbers) - chosen.keys())
+        raise ValueError(f"experts: expert {missing} is routed to but not given")
+    used = [ready_expert(chosen[number]) for number in numbers]
+    last = None if shared is None else ready_expert(shared)
+    width = used[0].width if used and used[0] is not None else 0
+    places: list[int] = []
+    for ready in used:
+        if ready is None:
+            return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
+        if ready.width != width or ready.hidden != hidden:
+            raise ValueError(
+                f"experts: gates of {width} × {hidden} and {ready.width} × {ready.hidden} do not fit "
+                f"each other or input {list(x.shape)}"
             )
-    places = [stored_expert(expert) for expert in used]
-    last = None if shared is None else stored_expert(shared)
-    if None in places or (last is None) != (shared is None):
-        return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
-    out = x.new_empty(x.shape)
+        places.append(ready.address)
+    if shared is not None:
+        if last is None:
+            return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
+        if last.hidden != hidden:
+            raise ValueError(
+                f"experts: the shared one's {last.hidden} columns do not fit input {list(x.shape)}"
+            )
+    count = len(numbers)
+    out = torch.empty_like(x)
     native().ps_experts(
-        *((c_void_p * len(used))(*(address(place) for place in places if place is not None)),),
-        *((c_int64 * len(used))(*numbers), len(used), ids.data_ptr(), weights.data_ptr(), slots, limit),
-        *(None if last is None else address(last), shared_limit),
-        *(x.data_ptr(), rows, out.data_ptr(), parallel.threads()),
+        (c_void_p * count)(*places),
+        (c_int64 * count)(*numbers),
+        count,
+        ids.data_ptr(),
+        weights.data_ptr(),
+        slots,
+        limit,
+        None if last is None else last.address,
+        shared_limit,
+        x.data_ptr(),
+        rows,
+        out.data_ptr(),
+        parallel.threads(),
     )
     return out
 

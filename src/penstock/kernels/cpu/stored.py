@@ -4,7 +4,7 @@ import ctypes
 from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.kernels.cpu.library import StoredExpert, StoredWeight, native
+from penstock.kernels.cpu.library import StoredExpert, StoredWeight, expect, native
 from penstock.kernels.ops import Expert
 from penstock.weights import types
 from penstock.weights.tensor import Weight
@@ -39,15 +39,32 @@ def stored_weight(weight: Weight) -> StoredWeight | None:
     return found
 
 
-def stored_expert(expert: Expert) -> StoredExpert | None:
-    """The same for the three matrices of an expert."""
+class ReadyExpert:
+    """An expert as the native kernels see it, with its sizes: gate and up [width, hidden], down [hidden, width]."""
+
+    __slots__ = ("address", "hidden", "kept", "width")
+
+    def __init__(self, structure: StoredExpert, width: int, hidden: int):
+        self.kept, self.address = structure, ctypes.addressof(structure)
+        self.width, self.hidden = width, hidden
+
+
+def ready_expert(expert: Expert) -> ReadyExpert | None:
+    """Checked and made once, and kept with the expert; None if a matrix has to be decoded first."""
     found = expert.prepared
     if found is None:
-        parts = [stored_weight(weight) for weight in (expert.gate, expert.up, expert.down)]
+        gate, up, down = expert.gate, expert.up, expert.down
+        width, hidden = gate.shape
+        expect(
+            tuple(up.shape) == (width, hidden) and tuple(down.shape) == (hidden, width),
+            f"{gate.info.name}: gate {list(gate.shape)}, up {list(up.shape)} and down {list(down.shape)} do not "
+            f"fit each other",
+        )
+        parts = [stored_weight(weight) for weight in (gate, up, down)]
         if None in parts:
             return None
-        found = expert.prepared = StoredExpert(*parts)
-    assert isinstance(found, StoredExpert)
+        found = expert.prepared = ReadyExpert(StoredExpert(*parts), width, hidden)
+    assert isinstance(found, ReadyExpert)
     return found
 
 
