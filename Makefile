@@ -3,9 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h) src/penstock/native/CMakeLists.txt
+NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo test lint test-slow fuzz bench-oracles clean
+.PHONY: demo test lint test-slow test-arm fuzz bench-oracles clean
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,13 @@ test: lint  ## everything that runs on each change
 
 test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
+
+ARM := build/arm
+test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++-aarch64-linux-gnu, qemu-user and cmake)
+	cmake -S src/penstock/native -B $(ARM) -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
+	cmake --build $(ARM) --target native_selfcheck
+	qemu-aarch64 -cpu max $(ARM)/native_selfcheck
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

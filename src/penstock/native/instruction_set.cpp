@@ -4,6 +4,12 @@
 
 #include "kernels.h"
 
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(PENSTOCK_NEON_DOT)
+#include <sys/auxv.h>
+#endif
+
 namespace {
 
 #if defined(PENSTOCK_AVX2)
@@ -22,6 +28,18 @@ bool has_avx512() {
 }
 #endif
 
+#if defined(PENSTOCK_NEON_DOT)
+bool has_neon_dot() {
+#if defined(__APPLE__)
+    int has = 0;
+    std::size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
+#else
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#endif
+}
+#endif
+
 }  // namespace
 
 const Kernels* kernels_named(const char* name) {
@@ -31,6 +49,9 @@ const Kernels* kernels_named(const char* name) {
 #endif
 #if defined(PENSTOCK_AVX2)
     if (wanted("avx2") && has_avx2()) return &avx2_kernels();
+#endif
+#if defined(PENSTOCK_NEON_DOT)
+    if (wanted("neon_dot") && has_neon_dot()) return &neon_dot_kernels();
 #endif
 #if defined(PENSTOCK_NEON)
     if (wanted("neon")) return &neon_kernels();

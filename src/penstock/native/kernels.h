@@ -59,6 +59,7 @@ const Kernels& scalar_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& neon_kernels();
+const Kernels& neon_dot_kernels();
 
 // The ones of this name, or the best where it is null or empty.  Null: unknown, or not on this processor.
 const Kernels* kernels_named(const char* name);

@@ -2,7 +2,7 @@
 //
 // A row's result is the same bits whatever else is in the call: other rows, other weights, any number of threads.
 // For the integer formats (Q8_0, IQ2_XXS, Q2_K, Q4_K, MXFP4, FP4) inputs are rounded to 16 bits, with one float32
-// scale per 256 elements: an error of at most 2⁻¹⁶ of the largest input of those 256.  A row of inputs that holds a
+// scale per 256 elements: an error of at most 1/65,024 of the largest input of those 256.  A row of inputs that holds a
 // NaN or an infinity has NaN for all its results.  The other formats multiply float32 with float32.
 //
 // Weights may lie at any address.  `threads` is the most threads to use, the caller's own included; see threads.h.
@@ -53,6 +53,6 @@ PS_EXPORT void ps_experts(const ps_expert* const* experts, const i64* expert_ids
                           const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
                           const float* x, i64 rows, float* out, i64 threads);
 
-// "scalar", "avx2", "avx512" or "neon": what the products use.  Chosen at the first use: the best this processor
+// "scalar", "avx2", "avx512", "neon" or "neon_dot": what the products use.  Chosen at the first use: the best this processor
 // has, or the one named in PENSTOCK_ISA.  Null when that names one that is unknown or that this processor lacks.
 PS_EXPORT const char* ps_instruction_set();

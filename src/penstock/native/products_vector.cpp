@@ -5,7 +5,7 @@
 #include "formats/groups.h"
 #include "formats/iq2_xxs.h"
 #include "formats/k_quants.h"
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PLANES)
 #include "formats/planes.h"
 #endif
 #include "vector/few.h"
@@ -48,7 +48,7 @@ void multiply_floats(const ps_weight& w, i64 first, i64 last, const Inputs& in, 
         });
 }
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PLANES)
 constexpr auto multiply_q2_k = multiply_integers<Q2_K, Q2_K_Bytes, PLANES>;
 constexpr auto multiply_q4_k = multiply_integers<Q4_K, Q4_K_Bytes, PLANES>;
 constexpr auto multiply_iq2_xxs = multiply_integers<IQ2_XXS, IQ2_XXS_Bytes, PLANES>;
@@ -89,6 +89,8 @@ constexpr i64 SCRATCH = INTEGER_SCRATCH > FLOAT_SCRATCH ? INTEGER_SCRATCH : FLOA
 const Kernels& avx512_kernels() {
 #elif defined(PENSTOCK_ISA_AVX2)
 const Kernels& avx2_kernels() {
+#elif defined(PENSTOCK_ISA_NEON_DOT)
+const Kernels& neon_dot_kernels() {
 #else
 const Kernels& neon_kernels() {
 #endif

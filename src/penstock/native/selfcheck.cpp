@@ -85,11 +85,11 @@ int check(const Kernels& kernels, const Format& f) {
 
 int main() {
     int wrong = 0;
-    for (const char* name : {"avx2", "avx512", "neon"})
+    for (const char* name : {"avx2", "avx512", "neon", "neon_dot"})
         if (const Kernels* kernels = kernels_named(name))
             for (const Format& format : FORMATS) {
                 const int found = check(*kernels, format);
-                std::printf("%-7s %-8s %s\n", name, format.name, found ? "DIFFERS" : "same bits");
+                std::printf("%-8s %-8s %s\n", name, format.name, found ? "DIFFERS" : "same bits");
                 wrong += found;
             }
     return wrong != 0;

@@ -73,7 +73,7 @@ def address(structure: ctypes.Structure) -> int:
 
 
 def instruction_set() -> str:
-    """What the products of this process run on: scalar, avx2, avx512 or neon."""
+    """What the products of this process run on: scalar, avx2, avx512, neon or neon_dot."""
     _require_instruction_set()
     return str(native().ps_instruction_set().decode())
 
@@ -82,5 +82,5 @@ def _require_instruction_set() -> None:
     if native().ps_instruction_set() is None:
         raise PenstockError(
             "PENSTOCK_ISA names an instruction set that is unknown or that this processor does not have.\n"
-            "Expected scalar, avx2, avx512 or neon; leave it unset for the best one."
+            "Expected scalar, avx2, avx512, neon or neon_dot; leave it unset for the best one."
         )

@@ -55,17 +55,29 @@ constexpr Split split() {
 
 alignas(64) inline constexpr Split SPLIT_GRID = split();
 
-// Signs of eight weights by their seven sign bits, as ±1 in split order: the eighth makes the number of minus signs even.
+// Signs of eight weights by their seven sign bits, as ±1: the eighth makes the number of minus signs even.
+constexpr int sign(int bits, int place) {
+    int minus = 0;
+    for (int i = 0; i < 7; i++) minus += bits >> i & 1;
+    return (place < 7 ? bits >> place & 1 : minus & 1) ? -1 : 1;
+}
+
+using SignBytes = std::array<std::int8_t, 128 * 8>;
+
+constexpr SignBytes sign_bytes() {
+    SignBytes out{};
+    for (int i = 0; i < 128 * 8; i++) out[i] = static_cast<std::int8_t>(sign(i / 8, i % 8));
+    return out;
+}
+
+alignas(64) inline constexpr SignBytes SIGNS = sign_bytes();
+
+// In split order.
 using SplitSigns = std::array<std::int16_t, 128 * 8>;
 
 constexpr SplitSigns split_signs() {
     SplitSigns out{};
-    for (int i = 0; i < 128; i++)
-        for (int j = 0, minus = 0; j < 8; j++) {
-            const int bit = j < 7 ? i >> j & 1 : minus & 1;
-            minus += bit;
-            out[i * 8 + j % 2 * 4 + j / 2] = bit ? -1 : 1;
-        }
+    for (int i = 0; i < 128 * 8; i++) out[i] = static_cast<std::int16_t>(sign(i / 8, i % 4 * 2 + i % 8 / 4));
     return out;
 }
 

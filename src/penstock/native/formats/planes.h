@@ -14,7 +14,7 @@ struct Q2_K_Bytes : Q2_K {
 
     struct Block {
         const u8* p;
-        Bytes products;
+        decltype(two_bit_products(nullptr)) products;
     };
 
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
@@ -36,7 +36,7 @@ struct Q4_K_Bytes : Q4_K {
 
     struct Block {
         const u8* p;
-        Bytes scales;
+        LaneScales scales;
         std::uint64_t minimums;
     };
 
@@ -54,26 +54,26 @@ struct Q4_K_Bytes : Q4_K {
         return x;
     }
     template <int I>
-    static PS_INLINE Bytes scales(const Block& b) {
-        return pick_scales<2 * I, 2 * I + 1>(b.scales);
+    static PS_INLINE auto scales(const Block& b) {
+        return unit_scales<I>(b.scales);
     }
 };
 
-// Signs go to the inputs: bytes of weights have none.
+// Signs go to the weights, or to the inputs where bytes of weights have none.
 struct IQ2_XXS_Bytes : IQ2_XXS {
     static constexpr bool SCALED = false;
 
     template <int I>
     static PS_INLINE Bytes weights(const Block& b) {
-        return grid_bytes(b.p + 2 + 16 * I);
+        return grid_bytes<I>(b.p + 2, b.signs);
     }
     template <int I>
     static PS_INLINE Bytes inputs(const Block& b, Bytes x) {
-        return negate(x, b.signs.minus[I]);
+        return signed_inputs<I>(x, b.signs);
     }
     template <int I>
-    static PS_INLINE Bytes scales(const Block& b) {
-        return pick_scales<4 * I, 4 * I + 2>(b.signs.scales);
+    static PS_INLINE auto scales(const Block& b) {
+        return grid_scales<I>(b.p + 2, b.signs);
     }
 };
 

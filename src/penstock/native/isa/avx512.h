@@ -132,18 +132,23 @@ PS_INLINE W32 grid_weights(const u8* group, const Signs& s, int number) {
 }
 
 // Few inputs in PLANES: 64 weights at a time, as bytes.
+#define PENSTOCK_PLANES
 constexpr bool HAS_PLANES = true;
-constexpr int UNITS = 4;  // in a block
 using Bytes = __m512i;
+using ByteSum = __m512i;
 
 PS_INLINE Bytes load_unit(const void* p) { return _mm512_loadu_si512(p); }
+PS_INLINE ByteSum no_byte_sum() { return _mm512_setzero_si512(); }
 // Four products of an unsigned and a signed byte more in every lane.
-PS_INLINE Sum add_bytes(Sum sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
-PS_INLINE Sum join_digits(Sum high, Sum low) {
-    return _mm512_add_epi32(_mm512_sub_epi32(_mm512_slli_epi32(high, 8), high), low);
+PS_INLINE ByteSum add_bytes(ByteSum sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+// 255 · high + low
+PS_INLINE F8 join_digits(ByteSum high, ByteSum low) {
+    return floats(_mm512_add_epi32(_mm512_sub_epi32(_mm512_slli_epi32(high, 8), high), low));
 }
 // The sums of single units fit 16 bits, and are multiplied as such.  scales: in the lower half of every lane.
-PS_INLINE Sum add_scaled_sum(Sum sum, Sum unit, __m512i scales) { return _mm512_dpwssd_epi32(sum, unit, scales); }
+PS_INLINE ByteSum add_scaled_sum(ByteSum sum, ByteSum unit, __m512i scales) {
+    return _mm512_dpwssd_epi32(sum, unit, scales);
+}
 // Of two groups in a row, each for its eight lanes.
 template <int FIRST, int SECOND>
 PS_INLINE __m512i pick_scales(__m512i scales) {
@@ -174,17 +179,29 @@ PS_INLINE Bytes look_up_products(const u8* weights, Bytes products) {
 PS_INLINE Bytes nibbles64(const u8* p) {
     return _mm512_and_si512(_mm512_srlv_epi16(twice(load256(p)), even_odd(0, 4)), _mm512_set1_epi8(15));
 }
-// Eight scales, each in a lane of its own.
-PS_INLINE __m512i lane_scales(std::uint64_t bytes) {
+// Eight scales, each in a lane of its own; and those of unit I.
+using LaneScales = __m512i;
+PS_INLINE LaneScales lane_scales(std::uint64_t bytes) {
     return _mm512_castsi256_si512(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
 }
-
-// Two groups of IQ2_XXS, without signs.
-PS_INLINE Bytes grid_bytes(const u8* groups) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(grid_group(groups)), grid_group(groups + 8), 1);
+template <int I>
+PS_INLINE __m512i unit_scales(LaneScales scales) {
+    return pick_scales<2 * I, 2 * I + 1>(scales);
 }
-PS_INLINE Bytes negate(Bytes x, std::uint64_t where) {
-    return _mm512_mask_sub_epi8(x, where, _mm512_setzero_si512(), x);
+
+// IQ2_XXS: weights without their signs, inputs that have taken them over, and scales.
+template <int I>
+PS_INLINE Bytes grid_bytes(const u8* groups, const Signs&) {
+    const u8* own = groups + 16 * I;
+    return _mm512_inserti64x4(_mm512_castsi256_si512(grid_group(own)), grid_group(own + 8), 1);
+}
+template <int I>
+PS_INLINE Bytes signed_inputs(Bytes x, const Signs& s) {
+    return _mm512_mask_sub_epi8(x, s.minus[I], _mm512_setzero_si512(), x);
+}
+template <int I>
+PS_INLINE __m512i grid_scales(const u8*, const Signs& s) {
+    return pick_scales<4 * I, 4 * I + 2>(s.scales);
 }
 
 }  // namespace

@@ -15,6 +15,6 @@
 #include "avx512.h"
 #elif defined(PENSTOCK_ISA_AVX2)
 #include "avx2.h"
-#elif defined(PENSTOCK_ISA_NEON)
+#elif defined(PENSTOCK_ISA_NEON) || defined(PENSTOCK_ISA_NEON_DOT)
 #include "neon.h"
 #endif

@@ -1,4 +1,4 @@
-// NEON, as every 64-bit ARM processor has it.
+// NEON, as every 64-bit ARM processor has it, and with products of four bytes (most since 2018).
 #pragma once
 
 #include <arm_neon.h>
@@ -9,11 +9,17 @@
 
 namespace {
 
+#if defined(PENSTOCK_ISA_NEON_DOT)
+constexpr const char* ISA_NAME = "neon_dot";
+constexpr bool HAS_PLANES = true;
+#define PENSTOCK_PLANES
+#else
 constexpr const char* ISA_NAME = "neon";
+constexpr bool HAS_PLANES = false;
+#endif
 constexpr int TILE_INPUTS = 2, TILE_WEIGHTS = 2;  // a sum takes four registers
 constexpr int FLOAT_TILE_INPUTS = 2, FLOAT_TILE_WEIGHTS = 4;
 constexpr int CHAINS = 1;
-constexpr bool HAS_PLANES = false;
 
 // Floats
 
@@ -227,5 +233,104 @@ PS_INLINE W32 grid_weights(const u8* group, const Signs&, int) {
     return {{numbers(vzip1q_s64(v[0], v[1])), numbers(vzip1q_s64(v[2], v[3])), numbers(vzip2q_s64(v[0], v[1])),
              numbers(vzip2q_s64(v[2], v[3]))}};
 }
+
+#if defined(PENSTOCK_PLANES)
+// Few inputs in PLANES: 64 weights (two groups) at a time, as bytes.
+
+struct Bytes {
+    int8x16_t v[4];
+};
+// Lanes 0–3 and 4–7 of the first group, then of the second.
+struct ByteSum {
+    int32x4_t s[4];
+};
+
+PS_INLINE Bytes load_unit(const void* p) {
+    const auto* bytes = static_cast<const std::int8_t*>(p);
+    return {{vld1q_s8(bytes), vld1q_s8(bytes + 16), vld1q_s8(bytes + 32), vld1q_s8(bytes + 48)}};
+}
+PS_INLINE ByteSum no_byte_sum() { return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}}; }
+PS_INLINE ByteSum add_bytes(ByteSum sum, Bytes w, Bytes x) {
+    for (int i = 0; i < 4; i++) sum.s[i] = vdotq_s32(sum.s[i], w.v[i], x.v[i]);
+    return sum;
+}
+// 255 · high + low
+PS_INLINE F8 join_digits(ByteSum high, ByteSum low) {
+    auto lanes = [&](int i) {
+        const int32x4_t h = vaddq_s32(high.s[i], high.s[2 + i]), l = vaddq_s32(low.s[i], low.s[2 + i]);
+        return vcvtq_f32_s32(vmlaq_n_s32(l, h, 255));
+    };
+    return {lanes(0), lanes(1)};
+}
+
+struct UnitScales {
+    std::int32_t first, second;
+};
+PS_INLINE ByteSum add_scaled_sum(ByteSum sum, ByteSum unit, UnitScales scales) {
+    for (int i = 0; i < 4; i++) sum.s[i] = vmlaq_n_s32(sum.s[i], unit.s[i], i < 2 ? scales.first : scales.second);
+    return sum;
+}
+
+// Scales of the sixteen half groups of Q2_K, to be multiplied into its weights.
+PS_INLINE uint8x16_t two_bit_products(const u8* scales) { return vandq_u8(vld1q_u8(scales), vdupq_n_u8(15)); }
+template <int I>
+PS_INLINE Bytes look_up_products(const u8* weights, uint8x16_t scales) {
+    const u8* own = weights + I / 2 * 32;
+    auto part = [&](int half, int shift, uint8x16_t scale) {
+        const uint8x16_t w = vshlq_u8(vld1q_u8(own + 16 * half), vdupq_n_s8(static_cast<std::int8_t>(-shift)));
+        return vreinterpretq_s8_u8(vmulq_u8(vandq_u8(w, vdupq_n_u8(3)), scale));
+    };
+    constexpr int SHIFT = I % 2 * 4;
+    return {{part(0, SHIFT, vdupq_laneq_u8(scales, 4 * I)), part(1, SHIFT, vdupq_laneq_u8(scales, 4 * I + 1)),
+             part(0, SHIFT + 2, vdupq_laneq_u8(scales, 4 * I + 2)),
+             part(1, SHIFT + 2, vdupq_laneq_u8(scales, 4 * I + 3))}};
+}
+
+// The low nibbles of 32 bytes, then the high ones.
+PS_INLINE Bytes nibbles64(const u8* p) {
+    const B32 first = nibbles(p), second = nibbles(p + 16);
+    auto bytes = [](uint8x16_t v) { return vreinterpretq_s8_u8(v); };
+    return {{bytes(first.a), bytes(second.a), bytes(first.b), bytes(second.b)}};
+}
+
+struct LaneScales {
+    u8 scale[8];
+};
+PS_INLINE LaneScales lane_scales(std::uint64_t bytes) {
+    LaneScales out;
+    std::memcpy(out.scale, &bytes, 8);
+    return out;
+}
+template <int I>
+PS_INLINE UnitScales unit_scales(const LaneScales& scales) {
+    return {scales.scale[2 * I], scales.scale[2 * I + 1]};
+}
+
+// IQ2_XXS: weights with their signs, inputs as they are, and scales.
+PS_INLINE std::uint32_t sign_word(const u8* group) {
+    std::uint32_t word;
+    std::memcpy(&word, group + 4, 4);
+    return word;
+}
+template <int I>
+PS_INLINE Bytes grid_bytes(const u8* groups, const Signs&) {
+    auto vector = [](const u8* group, int k) {
+        const int8x8_t size = vreinterpret_s8_u8(vld1_u8(iq2_xxs::GRID.data() + 8 * group[k]));
+        return vmul_s8(size, vld1_s8(iq2_xxs::SIGNS.data() + 8 * (sign_word(group) >> 7 * k & 127)));
+    };
+    auto pair = [&](const u8* group, int k) { return vcombine_s8(vector(group, k), vector(group, k + 1)); };
+    const u8 *first = groups + 16 * I, *second = first + 8;
+    return {{pair(first, 0), pair(first, 2), pair(second, 0), pair(second, 2)}};
+}
+template <int I>
+PS_INLINE Bytes signed_inputs(Bytes x, const Signs&) {
+    return x;
+}
+template <int I>
+PS_INLINE UnitScales grid_scales(const u8* groups, const Signs&) {
+    auto scale = [](const u8* group) { return static_cast<std::int32_t>(2 * (sign_word(group) >> 28) + 1); };
+    return {scale(groups + 16 * I), scale(groups + 16 * I + 8)};
+}
+#endif
 
 }  // namespace

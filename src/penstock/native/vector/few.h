@@ -16,10 +16,10 @@ struct FewInputs {
 template <class Format>
 concept AsBytes = requires { Format::SCALED; };  // see formats/planes.h
 
-// Formats with one scale per block: the integer sums of block b, in 16-bit lanes or as bytes.
+// Formats with one scale per block: the sums of block b, in 16-bit lanes or as bytes.
 template <class Format, int X, int R>
     requires(!AsBytes<Format>)
-PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, Sum (&sum)[X][R]) {
+PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, F8 (&sum)[X][R]) {
     Sum part[CHAINS][X][R];
     for (auto& chain : part)
         for (auto& sums : chain)
@@ -34,33 +34,38 @@ PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInpu
     });
     for (int i = 0; i < X; i++)
         for (int r = 0; r < R; r++) {
-            sum[i][r] = part[0][i][r];
-            for (int c = 1; c < CHAINS; c++) sum[i][r] = add(sum[i][r], part[c][i][r]);
+            for (int c = 1; c < CHAINS; c++) part[0][i][r] = add(part[0][i][r], part[c][i][r]);
+            sum[i][r] = floats(part[0][i][r]);
         }
 }
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PLANES)
 template <class Format, int X, int R>
     requires AsBytes<Format>
-PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, Sum (&sum)[X][R]) {
-    Sum high[X][R], low[X][R];
+PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, F8 (&sum)[X][R]) {
+    constexpr i64 UNIT = 64;
+    ByteSum high[X][R], low[X][R];
     for (int i = 0; i < X; i++)
-        for (int r = 0; r < R; r++) high[i][r] = low[i][r] = no_sum();
-    unrolled<UNITS>([&] PS_EACH {
+        for (int r = 0; r < R; r++) high[i][r] = low[i][r] = no_byte_sum();
+    unrolled<BLOCK / UNIT>([&] PS_EACH {
+        Bytes x_high[X], x_low[X];
         for (int i = 0; i < X; i++) {
-            const i16* planes = in.x[i] + b * in.stride;
-            const Bytes x_high = load_unit(planes + G * (BLOCK / 2 / UNITS));
-            const Bytes x_low = load_unit(planes + BLOCK / 2 + G * (BLOCK / 2 / UNITS));
-            for (int r = 0; r < R; r++) {
-                const Bytes w = Format::template weights<G>(block[r]);
-                const Bytes h = Format::template inputs<G>(block[r], x_high), l = Format::template inputs<G>(block[r], x_low);
+            const u8* planes = reinterpret_cast<const u8*>(in.x[i] + b * in.stride) + G * UNIT;
+            x_high[i] = load_unit(planes);
+            x_low[i] = load_unit(planes + BLOCK);
+        }
+        for (int r = 0; r < R; r++) {
+            const Bytes w = Format::template weights<G>(block[r]);
+            for (int i = 0; i < X; i++) {
+                const Bytes h = Format::template inputs<G>(block[r], x_high[i]);
+                const Bytes l = Format::template inputs<G>(block[r], x_low[i]);
                 if constexpr (Format::SCALED) {
                     high[i][r] = add_bytes(high[i][r], w, h);
                     low[i][r] = add_bytes(low[i][r], w, l);
                 } else {
                     const auto scales = Format::template scales<G>(block[r]);
-                    high[i][r] = add_scaled_sum(high[i][r], add_bytes(no_sum(), w, h), scales);
-                    low[i][r] = add_scaled_sum(low[i][r], add_bytes(no_sum(), w, l), scales);
+                    high[i][r] = add_scaled_sum(high[i][r], add_bytes(no_byte_sum(), w, h), scales);
+                    low[i][r] = add_scaled_sum(low[i][r], add_bytes(no_byte_sum(), w, l), scales);
                 }
             }
         }
@@ -73,12 +78,12 @@ PS_INLINE void sum_block(const typename Format::Block (&block)[R], const FewInpu
 // What block b adds to the lanes of X results of R rows.
 template <class Format, int X, int R>
 PS_INLINE void add_block(const typename Format::Block (&block)[R], const FewInputs<X>& in, i64 b, F8 (&acc)[X][R]) {
-    Sum sum[X][R];
+    F8 sum[X][R];
     sum_block<Format, X, R>(block, in, b, sum);
     for (int r = 0; r < R; r++) {
         const F8 scale = Format::scale(block[r]);
         for (int i = 0; i < X; i++) {
-            F8 v = mul(floats(sum[i][r]), scale);
+            F8 v = mul(sum[i][r], scale);
             const float* sums = in.sums[i] + b * SUMS;
             if constexpr (Format::MINIMUMS == 8) v = fnma(Format::minimum(block[r], 0), load(sums), v);
             if constexpr (Format::MINIMUMS == 16) {
