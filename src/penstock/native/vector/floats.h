@@ -9,7 +9,7 @@ namespace {
 
 constexpr i64 FLOAT_PANEL = 16;   // weight rows widened together
 constexpr i64 FLOAT_DEPTH = 256;  // columns widened together: 16 KiB
-constexpr i64 FLOAT_INPUTS = 64;  // inputs that a panel serves before it is widened again
+constexpr i64 FLOAT_INPUTS = 128;  // inputs that a panel serves before it is widened again
 constexpr i64 FLOAT_SUMS = 4;     // of eight lanes each
 
 static_assert(FLOAT_DEPTH % SPAN == 0);
