@@ -24,8 +24,11 @@ struct IQ2_XXS {
         Signs signs;
     };
 
+    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
+        return static_cast<const u8*>(w.data) + (row * (w.columns / BLOCK) + block) * BYTES;
+    }
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        const u8* p = static_cast<const u8*>(w.data) + (row * (w.columns / BLOCK) + block) * BYTES;
+        const u8* p = address(w, row, block);
         return {p, signs(p + 2)};
     }
     template <int G>

@@ -127,10 +127,10 @@ PS_INLINE void tile_row(const Panel& panel, i64 rows, i64 columns, const TileInp
     for (i64 j = 0; j < rows; j += TILE_ROWS) tile<Format, X>(panel, j, columns, in, stride);
 }
 
-// Asks for what unpack_block will read of a row.
+// Asks for what unpack_block will read of a row.  Reads nothing: there may be no such row.
 template <class Format>
 PS_INLINE void ask_for_row(const ps_weight& w, i64 row, i64 block) {
-    const u8* p = Format::open(w, row, block).p;
+    const u8* p = Format::address(w, row, block);
     for (i64 at = 0; at < Format::BYTES * (DEPTH / BLOCK) + 63; at += 64) prefetch(p + at);
 }
 
