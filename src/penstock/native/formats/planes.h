@@ -5,8 +5,8 @@
 //   IQ2_XXS  8 indices and 8 vectors to load, 7 inserts, 2 changes of sign, 4 products, 1 look-up of scales: 24 pipe slots
 //            and 13 vector loads, 7 cycles, 9 weights a cycle.  Measured: 5.7.
 //   Q2_K     a turn, a mask, a look-up and 2 products: 8 slots on the three pipes, 2.7 cycles; with what a block costs
-//            once (minimums, joining the digits, scales) 4.2 cycles, 15 weights a cycle.  Measured: 9.7.
-//   Q4_K     a shift, a mask, 4 products, 1 look-up of scales: 12 slots, 4 cycles, 16 weights a cycle.  Measured: 8.5.
+//            once (minimums, joining the digits, scales) 4.2 cycles, 15 weights a cycle.  Measured: 9.5.
+//   Q4_K     a shift, a mask, 4 products, 1 look-up of scales: 12 slots, 4 cycles, 16 weights a cycle.  Measured: 8.
 // The rest is waiting: few of a block's operations are independent, and the schedulers hold but two blocks.
 //
 // A unit's four products stay below 2¹⁵ for every possible byte: 4 · 43 · 127 for IQ2_XXS, 4 · 15 · 127 for Q4_K.

@@ -4,10 +4,9 @@
 // A vector holds sixteen columns of SIDES weight rows side by side, and an input's sixteen columns as often: each side's
 // eight lanes are then those of one result, and nothing has to be folded.
 //
-// What binds is multiplication: 32 products a cycle on Zen 4.  With one scale per block the loop over a block runs at 29;
-// with what follows it (scales, minimums) and unpacking, 512 inputs reach 21 (IQ2_XXS) and 18 (Q2_K), the twelve that an
-// expert gets of them 16.  With a scale per group a third of the multiplier's time goes to scales: 21 at most, 16 – 18
-// measured (Q8_0).  See benchmarks/products.py.
+// What binds is multiplication: 32 products a cycle on Zen 4.  With what follows a block (scales, minimums) and unpacking,
+// 512 inputs reach 17 – 18 where a block has one scale.  With a scale per group a third of the multiplier's time goes to
+// scales, which leaves 21 at most: 14 measured (Q8_0).  See benchmarks/products.py.
 #pragma once
 
 #include "common.h"
