@@ -154,9 +154,8 @@ def test_lines_that_arrive_together_are_one_message(terminal: Terminal, tmp_path
     terminal.expect("(cut off")
     terminal.send(f"/save {tmp_path}/talk\r")
     terminal.expect("saved: ")
-    terminal.expect(
-        "> "
-    )  # before the prompt a Ctrl-D would go to the terminal's own line buffer, and be lost
+    # Before the prompt a Ctrl-D would go to the terminal's own line buffer, and be lost.
+    terminal.expect("> ")
     terminal.send("\x04")
     assert terminal.status() == 0
     saved = conversation_from_json((tmp_path / "talk").read_text())

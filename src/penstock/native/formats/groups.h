@@ -5,7 +5,7 @@
 #include <array>
 #include <bit>
 
-#include "../isa/isa.h"
+#include "blocks.h"
 
 namespace {
 
@@ -20,10 +20,7 @@ struct Q8_0 {
         const u8* p;
     };
 
-    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
-        return static_cast<const u8*>(w.data) + row * (w.columns / 32 * 34) + block * BYTES;
-    }
-    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) { return {address(w, row, block)}; }
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) { return {block_address<Q8_0>(w, row, block)}; }
     template <int G>
     static PS_INLINE Pair weights(const Block& b) {
         return widen(b.p + G * 34 + 2);
@@ -61,10 +58,7 @@ struct MXFP4 {
         const u8* p;
     };
 
-    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
-        return static_cast<const u8*>(w.data) + row * (w.columns / 32 * 17) + block * BYTES;
-    }
-    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) { return {address(w, row, block)}; }
+    static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) { return {block_address<MXFP4>(w, row, block)}; }
     template <int G>
     static PS_INLINE Pair weights(const Block& b) {
         return times_256(look_up(TWICE_E2M1, nibbles(b.p + G * 17 + 1)));
@@ -87,11 +81,8 @@ struct FP4 {
         const u8 *p, *scales;
     };
 
-    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
-        return static_cast<const u8*>(w.data) + row * (w.columns / 2) + block * BYTES;
-    }
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        return {address(w, row, block), static_cast<const u8*>(w.scale) + row * (w.columns / 32) + block * 8};
+        return {block_address<FP4>(w, row, block), static_cast<const u8*>(w.scale) + row * (w.columns / 32) + block * 8};
     }
     template <int G>
     static PS_INLINE Pair weights(const Block& b) {

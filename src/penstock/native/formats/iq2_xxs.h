@@ -7,7 +7,7 @@
 // Measured: four a cycle, which is not quite four weights per cycle.
 #pragma once
 
-#include "../isa/isa.h"
+#include "blocks.h"
 #include "iq2_xxs_grid.h"
 
 namespace {
@@ -24,11 +24,8 @@ struct IQ2_XXS {
         Signs signs;
     };
 
-    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
-        return static_cast<const u8*>(w.data) + (row * (w.columns / BLOCK) + block) * BYTES;
-    }
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        const u8* p = address(w, row, block);
+        const u8* p = block_address<IQ2_XXS>(w, row, block);
         return {p, signs(p + 2)};
     }
     template <int G>

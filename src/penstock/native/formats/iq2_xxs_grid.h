@@ -33,28 +33,6 @@ constexpr int component(int vector, int place) {
     return code % 3 == 0 ? 8 : code % 3 == 1 ? 25 : 43;
 }
 
-// As bytes.
-using Bytes = std::array<std::uint8_t, 256 * 8>;
-
-constexpr Bytes bytes() {
-    Bytes out{};
-    for (int i = 0; i < 256 * 8; i++) out[i] = static_cast<std::uint8_t>(component(i / 8, i % 8));
-    return out;
-}
-
-alignas(64) inline constexpr Bytes GRID = bytes();
-
-// As 16-bit numbers in split order: components 0, 2, 4 and 6 first.
-using Split = std::array<std::int16_t, 256 * 8>;
-
-constexpr Split split() {
-    Split out{};
-    for (int i = 0; i < 256 * 8; i++) out[i] = static_cast<std::int16_t>(component(i / 8, i % 4 * 2 + i % 8 / 4));
-    return out;
-}
-
-alignas(64) inline constexpr Split SPLIT_GRID = split();
-
 // Signs of eight weights by their seven sign bits, as ±1: the eighth makes the number of minus signs even.
 constexpr int sign(int bits, int place) {
     int minus = 0;
@@ -62,25 +40,17 @@ constexpr int sign(int bits, int place) {
     return (place < 7 ? bits >> place & 1 : minus & 1) ? -1 : 1;
 }
 
-using SignBytes = std::array<std::int8_t, 128 * 8>;
-
-constexpr SignBytes sign_bytes() {
-    SignBytes out{};
-    for (int i = 0; i < 128 * 8; i++) out[i] = static_cast<std::int8_t>(sign(i / 8, i % 8));
+// N vectors of eight values.  Split order has those at 0, 2, 4 and 6 first.
+template <class T, int N>
+constexpr std::array<T, N * 8> table(int (*value)(int vector, int place), bool split) {
+    std::array<T, N * 8> out{};
+    for (int i = 0; i < N * 8; i++) out[i] = static_cast<T>(value(i / 8, split ? i % 4 * 2 + i % 8 / 4 : i % 8));
     return out;
 }
 
-alignas(64) inline constexpr SignBytes SIGNS = sign_bytes();
-
-// In split order.
-using SplitSigns = std::array<std::int16_t, 128 * 8>;
-
-constexpr SplitSigns split_signs() {
-    SplitSigns out{};
-    for (int i = 0; i < 128 * 8; i++) out[i] = static_cast<std::int16_t>(sign(i / 8, i % 4 * 2 + i % 8 / 4));
-    return out;
-}
-
-alignas(64) inline constexpr SplitSigns SPLIT_SIGNS = split_signs();
+alignas(64) inline constexpr auto GRID = table<std::uint8_t, 256>(component, false);
+alignas(64) inline constexpr auto SIGNS = table<std::int8_t, 128>(sign, false);
+alignas(64) inline constexpr auto SPLIT_GRID = table<std::int16_t, 256>(component, true);
+alignas(64) inline constexpr auto SPLIT_SIGNS = table<std::int16_t, 128>(sign, true);
 
 }  // namespace iq2_xxs

@@ -4,7 +4,7 @@
 //   Q4_K  15 · 63 · 32,512 · 32 < 2³⁰       Q2_K  3 · 15 · 32,512 · 32 < 2²⁶
 #pragma once
 
-#include "../isa/isa.h"
+#include "blocks.h"
 
 namespace {
 
@@ -20,10 +20,6 @@ struct Q4_K {
         GroupScales scales;
         std::uint64_t minimums;
     };
-
-    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
-        return static_cast<const u8*>(w.data) + (row * (w.columns / BLOCK) + block) * BYTES;
-    }
 
     // A byte for each of eight groups.
     struct Small {
@@ -42,7 +38,7 @@ struct Q4_K {
     }
 
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        const u8* p = address(w, row, block);
+        const u8* p = block_address<Q4_K>(w, row, block);
         const Small small = small_numbers(p);
         return {p, group_scales(small.scales), small.minimums};
     }
@@ -66,11 +62,8 @@ struct Q2_K {
         HalfScales scales;
     };
 
-    static PS_INLINE const u8* address(const ps_weight& w, i64 row, i64 block) {
-        return static_cast<const u8*>(w.data) + (row * (w.columns / BLOCK) + block) * BYTES;
-    }
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        const u8* p = address(w, row, block);
+        const u8* p = block_address<Q2_K>(w, row, block);
         return {p, half_scales(p)};
     }
     template <int G>

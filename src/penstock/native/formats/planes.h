@@ -27,7 +27,7 @@ struct Q2_K_Bytes : Q2_K {
     };
 
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        const u8* p = address(w, row, block);
+        const u8* p = block_address<Q2_K_Bytes>(w, row, block);
         return {p, two_bit_products(p)};
     }
     template <int I>
@@ -50,7 +50,7 @@ struct Q4_K_Bytes : Q4_K {
     };
 
     static PS_INLINE Block open(const ps_weight& w, i64 row, i64 block) {
-        const u8* p = address(w, row, block);
+        const u8* p = block_address<Q4_K_Bytes>(w, row, block);
         const Small small = small_numbers(p);
         return {p, lane_scales(small.scales), small.minimums};
     }

@@ -174,6 +174,7 @@ PS_INLINE void few_rows(const ps_weight& w, i64 j, i64 apart, const FewInputs<X>
         for (int r = 0; r < R; r++) out[i * out_stride + r * apart] = add_lanes(acc[i][r]);
 }
 
+// One input: as many streams at a time as the format is fastest with (Format::STREAMS), each a part of the rows.
 template <class Format, int X, Order ORDER = Format::ORDER>
 void few(const ps_weight& w, i64 first, i64 last, const Inputs& inputs, float* out, i64 out_stride) {
     FewInputs<X> in;

@@ -9,6 +9,7 @@
 // scales, which leaves 21 at most: 14 measured (Q8_0).  See benchmarks/products.py.
 #pragma once
 
+#include "../formats/blocks.h"
 #include "common.h"
 
 namespace {
@@ -129,7 +130,7 @@ PS_INLINE void tile_row(const Panel& panel, i64 rows, i64 columns, const TileInp
 // Asks for what unpack_block will read of a row.  Reads nothing: there may be no such row.
 template <class Format>
 PS_INLINE void ask_for_row(const ps_weight& w, i64 row, i64 block) {
-    const u8* p = Format::address(w, row, block);
+    const u8* p = block_address<Format>(w, row, block);
     for (i64 at = 0; at < Format::BYTES * (DEPTH / BLOCK) + 63; at += 64) prefetch(p + at);
 }
 
