@@ -42,8 +42,7 @@ class Stopwatch:
 # Methods of a layer, as paths from it.  One that is gone counts with the part around it.
 LAYER_PARTS = (
     ("attn_mix.enter", Part.MIXING),
-    ("attn_mix.leave", Part.MIXING),
-    ("ffn_mix.enter", Part.MIXING),
+    ("ffn_mix.between", Part.MIXING),
     ("ffn_mix.leave", Part.MIXING),
     ("attention.forward", Part.ATTENTION),
     ("moe.forward", Part.SHARED),  # less router and routed experts, which run inside it

@@ -1,15 +1,19 @@
 """The larger ops, made of the small ones: their specification, and what runs where there is nothing faster."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from penstock.kernels.ops import Mix, SmallOps
+from penstock.kernels.ops import Mix, Ops, SmallOps
 from penstock.kernels.parts import (
     AllRows,
+    Attention,
     Choice,
     Compression,
     Hyper,
     Keys,
+    LayerRows,
     Output,
     Projections,
     Queries,
@@ -33,6 +37,11 @@ def hyper_leave(ops: SmallOps, y: Tensor, streams: Tensor, mix: Tensor) -> None:
     n = streams.shape[1]
     pre, post, comb = mix.split([n, n, n * n], dim=-1)
     streams.copy_(ops.hyper_expand(y, streams, Mix(pre, post, comb.unflatten(-1, (n, n)))))
+
+
+def hyper_between(ops: Ops, y: Tensor, streams: Tensor, mix: Tensor, part: Hyper) -> tuple[Tensor, Tensor]:
+    ops.hyper_leave(y, streams, mix)
+    return ops.hyper_enter(streams, part)
 
 
 def project(ops: SmallOps, x: Tensor, part: Projections) -> Tensor:
@@ -155,6 +164,36 @@ def look(
 def output(ops: SmallOps, heads: Tensor, part: Output) -> Tensor:
     middle = ops.grouped_linear(heads.reshape(heads.shape[0], part.groups, -1), part.out_a, part.groups)
     return ops.linear(ops.round_fp8(middle, 128) if part.simulate else middle, part.out_b)
+
+
+def attention(
+    ops: Ops,
+    x: Tensor,
+    part: Attention,
+    rotation: Rotation,
+    spans: Sequence[Span],
+    states: Sequence[LayerRows],
+) -> Tensor:
+    projected = ops.project(x, part.inputs)
+    q, index_q = ops.queries(projected, part.queries, rotation)  # [rows, heads, head_dim], normed and turned
+    for span, state in zip(spans, states, strict=True):
+        ops.remember(projected, part.keys, rotation, span, state.window)
+        rows, picks = None, None
+        if part.compression is not None:
+            # Before attention: the token that completes a window already sees that window's row.
+            assert state.compressor is not None
+            rows = state.compressor.rows
+            ops.compress(projected, part.compression, span, state.compressor.frontier, rows)
+        if part.index_compression is not None:
+            assert state.indexer is not None
+            assert part.choice is not None
+            assert index_q is not None
+            index = state.indexer
+            ops.compress(projected, part.index_compression, span, index.frontier, index.rows)
+            picks = ops.choose(index_q, projected, part.choice, span, index.rows)
+        ops.look(q, part.sight, rotation, span, state.window, rows, picks)
+        state.window.trim()
+    return ops.output(q, part.output)
 
 
 def choose_experts(ops: SmallOps, x: Tensor, tokens: Tensor, part: Routing) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from penstock.kernels import parts
-from penstock.kernels.parts import AllRows, RecentRows, Rotation, Span
+from penstock.kernels.parts import AllRows, LayerRows, RecentRows, Rotation, Span
 from penstock.weights.tensor import Weight
 
 
@@ -169,6 +169,12 @@ class Ops(SmallOps, Protocol):
         """Out of a sublayer: its output y [rows, hidden] goes into the streams, in place."""
         ...
 
+    def hyper_between(
+        self, y: Tensor, streams: Tensor, mix: Tensor, part: parts.Hyper
+    ) -> tuple[Tensor, Tensor]:
+        """Out of one sublayer and into the next: `hyper_leave`, then `hyper_enter`."""
+        ...
+
     def project(self, x: Tensor, part: parts.Projections) -> Tensor:
         """x [rows, hidden] → [rows, part.width]"""
         ...
@@ -214,6 +220,18 @@ class Ops(SmallOps, Protocol):
 
     def output(self, heads: Tensor, part: parts.Output) -> Tensor:
         """Heads' results [rows, heads, dim] → [rows, hidden]"""
+        ...
+
+    def attention(
+        self,
+        x: Tensor,
+        part: parts.Attention,
+        rotation: Rotation,
+        spans: Sequence[Span],
+        states: Sequence[LayerRows],
+    ) -> Tensor:
+        """A whole attention sublayer: x [rows, hidden] → [rows, hidden].  spans make up all rows; states, one for
+        each of them, are filled."""
         ...
 
     def choose_experts(self, x: Tensor, tokens: Tensor, part: parts.Routing) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,37 @@ class AllRows(Protocol):
     def view(self, count: int) -> Tensor: ...
 
 
+class CompressorRows(Protocol):
+    """What a sequence remembers for a compressor."""
+
+    @property
+    def frontier(self) -> RecentRows:
+        """Projected values and scores of recent tokens, float32 [value | score]."""
+        ...
+
+    @property
+    def rows(self) -> AllRows:
+        """Finished compressed rows: row w covers positions [w · ratio, (w + 1) · ratio)."""
+        ...
+
+
+class LayerRows(Protocol):
+    """What a sequence remembers for a layer."""
+
+    prepared: Any
+
+    @property
+    def window(self) -> RecentRows:
+        """Raw shared key/value rows."""
+        ...
+
+    @property
+    def compressor(self) -> CompressorRows | None: ...
+
+    @property
+    def indexer(self) -> CompressorRows | None: ...
+
+
 @dataclass(eq=False, slots=True)
 class Hyper:
     """One hyper-connection, and the norm of the sublayer behind it."""
@@ -187,6 +218,21 @@ class Output:
     out_b: Weight
     groups: int
     simulate: bool
+    prepared: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Attention:
+    """All of an attention sublayer, from its normed input to its output."""
+
+    inputs: Projections
+    queries: Queries
+    keys: Keys
+    compression: Compression | None
+    index_compression: Compression | None
+    choice: Choice | None  # with an index_compression
+    sight: Sight
+    output: Output
     prepared: Any = None
 
 

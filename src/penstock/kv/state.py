@@ -6,6 +6,7 @@ position is enough to know which rows count.  Recent rows sit in rings with `max
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ class LayerMemory:
 
     def __init__(self, layout: StateLayout, layer: LayerConfig):
         config = layout.config
+        self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
         self.window = Ring(config.window + layout.places, config.head_dim, layout.kv_dtype)
         self.compressor: CompressorMemory | None = None
         self.indexer: CompressorMemory | None = None

@@ -27,6 +27,10 @@ class HyperMix:
         """The sublayer's input [rows, hidden], and how to `leave` it."""
         return self.ops.hyper_enter(streams, self.part)
 
+    def between(self, y: Tensor, streams: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+        """`leave` of the sublayer before this one, with its output and its mix, and then `enter`."""
+        return self.ops.hyper_between(y, streams, mix, self.part)
+
     def leave(self, y: Tensor, streams: Tensor, mix: Tensor) -> None:
         """The sublayer's output y [rows, hidden] goes into the streams, in place."""
         self.ops.hyper_leave(y, streams, mix)

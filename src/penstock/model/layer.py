@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
+from penstock.kernels.parts import LayerRows
 from penstock.model.attention import Attention
 from penstock.model.batch import Batch
 from penstock.model.blueprint import Blueprint
 from penstock.model.hyper import HyperMix
 from penstock.model.moe import MoE
-from penstock.model.state import LayerState
 from penstock.weights.config import LayerConfig
 
 
@@ -20,14 +20,13 @@ class Layer:
         self.ffn_mix = HyperMix(blueprint, f"{prefix}.hc_ffn", norm=f"{prefix}.ffn_norm")
         self.moe = MoE(blueprint, prefix, layer)
 
-    def forward(self, streams: Tensor, batch: Batch, states: list[LayerState]) -> None:
+    def forward(self, streams: Tensor, batch: Batch, states: list[LayerRows]) -> None:
         """Changes the streams in place.  states: this layer's, one per segment."""
         x, mix = self.attn_mix.enter(streams)  # [rows, hidden]
-        self.attn_mix.leave(self.attention.forward(x, batch, states), streams, mix)
-        x, mix = self.ffn_mix.enter(streams)
+        x, mix = self.ffn_mix.between(self.attention.forward(x, batch, states), streams, mix)
         self.ffn_mix.leave(self.moe.forward(x, batch.tokens), streams, mix)
 
-    def remember(self, streams: Tensor, batch: Batch, states: list[LayerState]) -> None:
+    def remember(self, streams: Tensor, batch: Batch, states: list[LayerRows]) -> None:
         """Only fills the window, as if `forward` had run: a sliding block's window depends on its input alone."""
         x, _ = self.attn_mix.enter(streams)
         self.attention.remember(x, batch, states)

@@ -1,4 +1,4 @@
-"""What a layer needs to remember of a sequence.  The `kv` room implements it; the model only uses it.
+"""What the model needs to remember of a sequence.  The `kv` room implements it; the model only uses it.
 
 Everything is addressed by absolute position, so how many rows are live follows from the position alone.
 """
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.kernels.parts import AllRows, RecentRows
+from penstock.kernels.parts import LayerRows, RecentRows
 
 
 class StagedRows(RecentRows, Protocol):
@@ -16,36 +16,11 @@ class StagedRows(RecentRows, Protocol):
         ...
 
 
-class CompressorState(Protocol):
-    @property
-    def frontier(self) -> RecentRows:
-        """Projected values and scores of recent tokens, float32 [value | score]."""
-        ...
-
-    @property
-    def rows(self) -> AllRows:
-        """Finished compressed rows: row w covers positions [w · ratio, (w + 1) · ratio)."""
-        ...
-
-
-class LayerState(Protocol):
-    @property
-    def window(self) -> RecentRows:
-        """Raw shared key/value rows."""
-        ...
-
-    @property
-    def compressor(self) -> CompressorState | None: ...
-
-    @property
-    def indexer(self) -> CompressorState | None: ...
-
-
 class DraftState(Protocol):
     """State of the MTP block: its window, and the trunk streams it still has to be paired with."""
 
     @property
-    def layer(self) -> LayerState: ...
+    def layer(self) -> LayerRows: ...
 
     @property
     def streams(self) -> StagedRows: ...
@@ -57,7 +32,7 @@ class SequenceState(Protocol):
         """Tokens already processed; the next token has this position."""
         ...
 
-    def layer(self, number: int) -> LayerState: ...
+    def layer(self, number: int) -> LayerRows: ...
 
     @property
     def draft(self) -> DraftState | None: ...

@@ -9,37 +9,13 @@
 // hundred cycles for making it float32, which is why tokens do not share that.
 #include "dot.h"
 #include "norm.h"
-#include "rows.h"
 #include "share.h"
+#include "steps.h"
 #include "workspace.h"
 
 constexpr i64 BLOCK = 32;
 constexpr i64 NEAR = 8;  // rows of a block that are used together: 16 KiB, half of a small L1 cache
 static_assert(BLOCK % LANES == 0 && BLOCK % NEAR == 0);
-
-// What stays the same from call to call.
-struct ps_attention {
-    const float* sinks;  // [heads]: a score that takes part in the softmax and has no value
-    i64 heads, dim;
-    i64 window_size;  // a token sees that many raw rows, its own included
-    i64 ratio;        // tokens per compressed row
-    i64 half;         // pairs of channels that are turned back in the end
-};
-
-struct ps_attention_call {
-    const float* q;  // [tokens, heads, dim]
-    i64 tokens, position;
-    const ps_ring* ring;   // raw rows of positions before `position`, and of the rest too unless there are
-    const void* fresh;     // [tokens, dim] or null: raw rows from `position` on
-    const void* rows;      // [row_count, dim] or null: compressed rows
-    i64 rows_stride, rows_kind, row_count;
-    const i64* visible;    // [tokens] or null: token t sees the first visible[t] compressed rows (null: as many as
-                           // windows of `ratio` tokens have ended by then),
-    const i64* picks;      // [tokens, picks_width] or null: or, where this is given, these; negative: none
-    i64 picks_width;
-    const float *cos, *sin;  // [tokens, half] or null: no turning back
-    float* out;              // [tokens, heads, dim]
-};
 
 // What has been added up so far for each head.
 struct Sums {

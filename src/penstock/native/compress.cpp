@@ -3,19 +3,9 @@
 
 #include "norm.h"
 #include "pool.h"
-#include "rows.h"
 #include "share.h"
+#include "steps.h"
 #include "workspace.h"
-
-struct ps_compressor {
-    const float* ape;    // [ratio, width]: added to the scores, by place in the window
-    const float* norm;   // [dim]
-    const float* speed;  // [half]: angle per position
-    i64 value_column, score_column;  // where they stand among the projections
-    i64 width, dim;                  // of values and of scores; width = 2 · dim where windows overlap
-    i64 half, ratio;
-    float eps;
-};
 
 namespace {
 
@@ -77,8 +67,6 @@ PS_DISPATCH void keep_rows(const Task& t, i64 first, i64 last, float* to, i64 sk
     }
 }
 
-// `count` tokens from `position` on, projected, rows `stride` apart.  Finished rows go to rows[window]; what later
-// windows need goes to `fresh` (of the last `kept` tokens), or to its place in the frontier if that is null.
 PS_EXPORT void ps_compress(const ps_compressor* c, const float* projected, i64 stride, i64 count, i64 position,
                            const ps_ring* frontier, float* fresh, i64 kept, void* rows, i64 rows_kind, i64 threads) {
     const Task task{*c, projected, stride, position, *frontier, rows, rows_kind};

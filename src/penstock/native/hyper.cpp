@@ -121,14 +121,6 @@ PS_DISPATCH void enter_rows(const ps_hyper& h, const float* streams, i64 first, 
     }
 }
 
-// Into a sublayer: streams [rows, n, hidden] → x [rows, hidden], collapsed and normed, and
-// mix [rows, pre n | post n | comb n · n].  Reads 4 · n · hidden bytes per row twice, the second time from the cache.
-PS_EXPORT void ps_hyper_enter(const ps_hyper* h, const float* streams, i64 rows, float* x, float* mix, i64 threads) {
-    const i64 size = h->streams * h->hidden, width = (2 + h->streams) * h->streams;
-    ps_products(&h->fn, 1, streams, size, rows, &mix, &width, threads);
-    over_rows(rows, 1000 + size / 4, threads, [&](i64 a, i64 b) { enter_rows(*h, streams, a, b, x, mix); });
-}
-
 // Out of a sublayer: its output y [rows, hidden] goes into the streams, in place.
 PS_EXPORT void ps_hyper_leave(const float* y, float* streams, const float* mix, i64 rows, i64 n, i64 hidden,
                               i64 threads) {
@@ -136,6 +128,17 @@ PS_EXPORT void ps_hyper_leave(const float* y, float* streams, const float* mix, 
     over_rows(rows, n * hidden / 4, threads, [&](i64 a, i64 b) {
         expand_rows(y, streams, mix + n, width, mix + 2 * n, width, a, b, n, hidden, streams);
     });
+}
+
+// Into a sublayer: streams [rows, n, hidden] → x [rows, hidden], collapsed and normed, and
+// mix [rows, pre n | post n | comb n · n].  Reads 4 · n · hidden bytes per row twice, the second time from the cache.
+// Where the sublayer before has not been left yet, its output y and its mix `before` come along, else null.
+PS_EXPORT void ps_hyper_enter(const ps_hyper* h, const float* y, const float* before, float* streams, i64 rows,
+                              float* x, float* mix, i64 threads) {
+    if (y) ps_hyper_leave(y, streams, before, rows, h->streams, h->hidden, threads);
+    const i64 size = h->streams * h->hidden, width = (2 + h->streams) * h->streams;
+    ps_products(&h->fn, 1, streams, size, rows, &mix, &width, threads);
+    over_rows(rows, 1000 + size / 4, threads, [&](i64 a, i64 b) { enter_rows(*h, streams, a, b, x, mix); });
 }
 
 // The same in steps.  mixes [rows, 2n + n²] → pre, post [rows, n], comb [rows, n, n]

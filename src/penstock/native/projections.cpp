@@ -1,34 +1,11 @@
 // The way from a layer's input to its queries and its key/value row.
 #include "norm.h"
-#include "products.h"
-#include "rows.h"
 #include "share.h"
+#include "steps.h"
 #include "workspace.h"
 
 constexpr i64 CHUNK = 512;  // rows at a time: bounds the memory between the steps
 constexpr i64 MAX_WEIGHTS = 16;
-
-// Weights that read the same input, their results side by side.
-struct ps_projections {
-    const ps_weight* const* weights;
-    i64 count;  // <= MAX_WEIGHTS
-    i64 width;  // rows of all of them together
-};
-
-struct ps_queries {
-    const ps_weight *q_b, *index_q_b;  // the second is null in layers without an indexer
-    const float* norm;                 // [rank]
-    i64 column, rank;                  // where the low-rank query stands among the projections, and its width
-    i64 heads, dim, index_heads, index_dim;
-    i64 half;  // pairs that are turned
-    float eps;
-};
-
-struct ps_keys {
-    const float* norm;  // [dim]
-    i64 column, dim, half;
-    float eps;
-};
 
 PS_DISPATCH void norm_columns(const float* x, i64 stride, const float* weight, i64 first, i64 last, i64 dim, float eps,
                               float* out) {
@@ -57,7 +34,6 @@ PS_DISPATCH void key_rows(const ps_keys& k, const float* projected, i64 stride, 
     }
 }
 
-// x [rows, columns] → out [rows, width]
 PS_EXPORT void ps_project(const ps_projections* p, const float* x, i64 rows, float* out, i64 threads) {
     float* outs[MAX_WEIGHTS];
     i64 strides[MAX_WEIGHTS];
@@ -68,8 +44,6 @@ PS_EXPORT void ps_project(const ps_projections* p, const float* x, i64 rows, flo
     ps_products(p->weights, p->count, x, p->weights[0]->columns, rows, outs, strides, threads);
 }
 
-// Low-rank query → norm → q_b → norm of each head → rotation; the indexer's queries are turned only.
-// projected: rows `stride` apart; cos, sin [rows, half]; q [rows, heads, dim]; index_q [rows, index_heads, index_dim]
 PS_EXPORT void ps_queries_of(const ps_queries* p, const float* projected, i64 stride, const float* cos,
                              const float* sin, i64 rows, float* q, float* index_q, i64 threads) {
     const ps_weight* weights[] = {p->q_b, p->index_q_b};
@@ -92,8 +66,6 @@ PS_EXPORT void ps_queries_of(const ps_queries* p, const float* projected, i64 st
     }
 }
 
-// Key/value rows → norm → rotation → the cache's type: to `fresh` [rows, dim], or to their places in the ring if that
-// is null, from `position` on.
 PS_EXPORT void ps_keys_of(const ps_keys* k, const float* projected, i64 stride, const float* cos, const float* sin,
                           i64 rows, const ps_ring* ring, void* fresh, i64 position, i64 threads) {
     over_rows(rows, k->dim, threads,

@@ -1,6 +1,6 @@
 // From a layer's input to the experts that see it, and from the heads' results back to a layer's output.
-#include "products.h"
 #include "share.h"
+#include "steps.h"
 #include "workspace.h"
 
 constexpr i64 CHUNK = 512;  // rows at a time: bounds the memory between the steps
@@ -15,11 +15,6 @@ struct ps_router {
     const i64* table;       // [vocabulary, count] or null: experts by token
     i64 count, normalize;
     float scale;
-};
-
-struct ps_output {
-    const ps_weight *out_a, *out_b;
-    i64 groups;
 };
 
 // x [rows, hidden], tokens [rows] → ids, weights [rows, count]
@@ -42,7 +37,6 @@ PS_EXPORT void ps_router_of(const ps_router* r, const float* x, const i64* token
     }
 }
 
-// Heads' results [rows, groups · columns] → out_a, group by group → out_b → out [rows, hidden]
 PS_EXPORT void ps_output_of(const ps_output* o, const float* x, i64 rows, float* out, i64 threads) {
     const i64 in = o->groups * o->out_a->columns, middle = o->out_a->rows, hidden = o->out_b->rows;
     for (i64 from = 0; from < rows; from += CHUNK) {

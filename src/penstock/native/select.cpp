@@ -4,25 +4,12 @@
 
 #include "dot.h"
 #include "order.h"
-#include "rows.h"
 #include "share.h"
+#include "steps.h"
 #include "workspace.h"
 
 constexpr i64 BLOCK = 48;
 constexpr i64 SPARE = 4096;  // candidates kept beyond `count` before the worst are thrown out
-
-struct ps_index {
-    const float* q;      // [tokens, heads, dim]
-    const float* gates;  // rows of `heads`, gates_stride apart
-    i64 gates_stride;
-    i64 tokens, heads, dim;
-    const void* rows;  // [row_count, dim]
-    i64 rows_stride, rows_kind, row_count;
-    const i64* visible;    // [tokens] or null: token t sees the first visible[t] rows (null: as many as windows of
-    i64 position, ratio;   // `ratio` tokens have ended when token `position` + t has come)
-    i64 count, width;      // rows wanted; width of picks: min(count, row_count)
-    i64* picks;            // [tokens, width]
-};
 
 // The best `count` of a stream of ranks, in memory for `count` + SPARE of them.
 class Best {
@@ -105,7 +92,7 @@ static void pick_rows(const ps_index& a, i64 token, i64 parts, u64* ranks) {
     std::sort(picks, picks + a.count);
 }
 
-// picks of every token.  Where there are tokens enough for all threads, no token is divided.
+// Where there are tokens enough for all threads, no token is divided.
 PS_EXPORT void ps_select(const ps_index* a, i64 threads) {
     if (a->tokens <= 0 || a->width <= 0) return;
     auto everything = [&](i64 token) {  // where all visible rows are chosen no scores are needed

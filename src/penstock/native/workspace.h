@@ -7,7 +7,7 @@
 #include "api.h"
 
 // Users that are active on one thread at the same time must have different numbers.
-enum WorkspaceUse { BETWEEN_STEPS, IN_A_PIECE };
+enum WorkspaceUse { IN_A_LAYER, BETWEEN_STEPS, IN_A_PIECE };
 
 template <WorkspaceUse>
 float* workspace(i64 floats) {

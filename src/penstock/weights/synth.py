@@ -14,6 +14,7 @@ named by seed, tensor and piece.
 """
 
 import hashlib
+import os
 import shutil
 import time
 from collections import deque
@@ -47,7 +48,7 @@ MAX_SEED: Final = (1 << 64) - 1
 
 PIECE_BYTES: Final = 2 << 20  # generated at a time: the passes over it stay in the L2 cache
 TABLE_ROWS: Final = 4096  # tokens of a hash table generated at a time
-THREADS: Final = 2  # generating; each fills memory faster than most disks write
+THREADS: Final = min(8, os.cpu_count() or 1)  # generating; a few fill memory faster than a disk writes
 AHEAD: Final = 8  # pieces waiting for the writer
 
 HEAD_GAIN: Final = 3.0  # standard deviation of the logits

@@ -15,15 +15,25 @@ reference, which has the same property there.
 from penstock.kernels.cpu.attention import attend, pool, select
 from penstock.kernels.cpu.experts import experts, route, swiglu
 from penstock.kernels.cpu.hyper import hyper_collapse, hyper_expand, hyper_gate, hyper_mix
-from penstock.kernels.cpu.layer import choose_experts, hyper_enter, hyper_leave, output, project, queries
+from penstock.kernels.cpu.layer import (
+    choose_experts,
+    hyper_between,
+    hyper_enter,
+    hyper_leave,
+    output,
+    project,
+    queries,
+)
 from penstock.kernels.cpu.linear import embed, grouped_linear, linear, linears
 from penstock.kernels.cpu.memory import choose, compress, look, remember
 from penstock.kernels.cpu.norm import angles, rms_norm, rotate
+from penstock.kernels.cpu.sublayer import attention
 from penstock.kernels.reference.lowprec import hadamard, round_fp4, round_fp8
 
 __all__ = [
     "angles",
     "attend",
+    "attention",
     "choose",
     "choose_experts",
     "compress",
@@ -31,6 +41,7 @@ __all__ = [
     "experts",
     "grouped_linear",
     "hadamard",
+    "hyper_between",
     "hyper_collapse",
     "hyper_enter",
     "hyper_expand",

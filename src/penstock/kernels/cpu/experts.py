@@ -9,7 +9,8 @@ from torch import Tensor
 from penstock.kernels.cpu import parallel
 from penstock.kernels.cpu.library import expect, floats, native, pointer
 from penstock.kernels.cpu.linear import linear, linears
-from penstock.kernels.cpu.stored import ready_expert
+from penstock.kernels.cpu.ready import at
+from penstock.kernels.cpu.stored import ReadyExpert, ready_expert
 from penstock.kernels.ops import Expert
 
 
@@ -73,8 +74,9 @@ def experts(
     shared: Expert | None = None,
     shared_limit: float = 0.0,
 ) -> Tensor:
-    x, weights = floats(x, "experts input"), floats(weights, "routing weights")
-    ids = ids.to(torch.long).contiguous()
+    inputs, gates = at(x, "experts input"), at(weights, "routing weights")
+    if ids.dtype is not torch.long or not ids.is_contiguous():
+        ids = ids.to(torch.long).contiguous()
     rows, slots = ids.shape
     hidden = x.shape[-1]
     if x.shape != (rows, hidden) or weights.shape != ids.shape:
@@ -82,16 +84,18 @@ def experts(
             f"experts: input {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} do not fit"
         )
     numbers = sorted(set(ids.view(-1).tolist()))
-    if not chosen.keys() >= set(numbers):
-        missing = min(set(numbers) - chosen.keys())
-        raise ValueError(f"experts: expert {missing} is routed to but not given")
-    used = [ready_expert(chosen[number]) for number in numbers]
     last = None if shared is None else ready_expert(shared)
-    width = used[0].width if used and used[0] is not None else 0
+    width = -1
     places: list[int] = []
-    for ready in used:
+    for number in numbers:
+        expert = chosen.get(number)
+        if expert is None:
+            raise ValueError(f"experts: expert {number} is routed to but not given")
+        ready: ReadyExpert | None = expert.prepared or ready_expert(expert)
         if ready is None:
             return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
+        if width < 0:
+            width = ready.width
         if ready.width != width or ready.hidden != hidden:
             raise ValueError(
                 f"experts: gates of {width} × {hidden} and {ready.width} × {ready.hidden} do not fit "
@@ -112,12 +116,12 @@ def experts(
         (c_int64 * count)(*numbers),
         count,
         ids.data_ptr(),
-        weights.data_ptr(),
+        gates,
         slots,
         limit,
         None if last is None else last.address,
         shared_limit,
-        x.data_ptr(),
+        inputs,
         rows,
         out.data_ptr(),
         parallel.threads(),

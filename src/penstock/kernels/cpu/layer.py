@@ -18,12 +18,12 @@ from penstock.kernels.cpu.ready import NOT_NATIVE, Ready, at, described, places_
 from penstock.kernels.parts import Rotation
 
 if TYPE_CHECKING:
-    from penstock.kernels.ops import SmallOps
+    from penstock.kernels.ops import Ops
 
 MAX_PROJECTIONS: Final = 16  # what projections.cpp has room for
 
 
-def _ops() -> "SmallOps":
+def _ops() -> "Ops":
     from penstock.kernels import cpu  # the module that has all of them, this one included
 
     return cpu
@@ -55,26 +55,45 @@ def hyper_enter(streams: Tensor, part: parts.Hyper) -> tuple[Tensor, Tensor]:
     ready: Ready = part.prepared or _prepare_hyper(part)
     if not ready.address:
         return composed.hyper_enter(_ops(), streams, part)
+    return _enter(None, None, streams, part, ready)
+
+
+def hyper_between(y: Tensor, streams: Tensor, mix: Tensor, part: parts.Hyper) -> tuple[Tensor, Tensor]:
+    ready: Ready = part.prepared or _prepare_hyper(part)
+    if not ready.address:
+        return composed.hyper_between(_ops(), y, streams, mix, part)
+    _expect_output(y, streams, mix)
+    return _enter(at(y, "output"), at(mix, "mix"), streams, part, ready)
+
+
+def _enter(
+    y: int | None, before: int | None, streams: Tensor, part: parts.Hyper, ready: Ready
+) -> tuple[Tensor, Tensor]:
     where = at(streams, "streams")
     rows, n, hidden = streams.shape
     if not (n == part.streams and hidden == part.norm.shape[0]):
         raise ValueError(f"hyper_enter: streams {list(streams.shape)}")
     x, mix = ready.result(0, rows, hidden), ready.result(1, rows, (2 + n) * n)
-    native().ps_hyper_enter(ready.address, where, rows, x.data_ptr(), mix.data_ptr(), parallel.threads())
+    native().ps_hyper_enter(
+        ready.address, y, before, where, rows, x.data_ptr(), mix.data_ptr(), parallel.threads()
+    )
     return x, mix
 
 
 def hyper_leave(y: Tensor, streams: Tensor, mix: Tensor) -> None:
+    _expect_output(y, streams, mix)
     rows, n, hidden = streams.shape
-    if not (
-        tuple(y.shape) == (rows, hidden) and tuple(mix.shape) == (rows, (2 + n) * n) and n <= MAX_STREAMS
-    ):
-        raise ValueError(
-            f"hyper_leave: output {list(y.shape)} and mix {list(mix.shape)} for streams {list(streams.shape)}"
-        )
     native().ps_hyper_leave(
         *(at(y, "output"), at(streams, "streams"), at(mix, "mix"), rows, n, hidden, parallel.threads())
     )
+
+
+def _expect_output(y: Tensor, streams: Tensor, mix: Tensor) -> None:
+    rows, n, hidden = streams.shape
+    if not (y.shape == (rows, hidden) and mix.shape == (rows, (2 + n) * n) and n <= MAX_STREAMS):
+        raise ValueError(
+            f"hyper_leave: output {list(y.shape)} and mix {list(mix.shape)} for streams {list(streams.shape)}"
+        )
 
 
 # ── projections ───────────────────────────────────────────────────────────────────────────────────────────────

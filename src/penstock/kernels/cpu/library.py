@@ -66,7 +66,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_hyper_expand": (
         *(None, _pointer, _pointer, _pointer, _pointer, _size, _size, _size, _pointer, _size),
     ),
-    "ps_hyper_enter": (None, _pointer, _pointer, _size, _pointer, _pointer, _size),
+    "ps_hyper_enter": (None, _pointer, _pointer, _pointer, _pointer, _size, _pointer, _pointer, _size),
     "ps_hyper_leave": (None, _pointer, _pointer, _pointer, _size, _size, _size, _size),
     "ps_project": (None, _pointer, _pointer, _size, _pointer, _size),
     "ps_queries_of": (
@@ -77,6 +77,9 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     ),
     "ps_compress": (
         *(None, _pointer, _pointer, _size, _size, _size, _pointer, _pointer, _size, _pointer, _size, _size),
+    ),
+    "ps_layer_attention": (
+        *(None, _pointer, _pointer, _size, _pointer, _size, _pointer, _pointer, _pointer, _size),
     ),
     "ps_output_of": (None, _pointer, _pointer, _size, _pointer, _size),
     "ps_router_of": (None, _pointer, _pointer, _pointer, _size, _pointer, _pointer, _size),

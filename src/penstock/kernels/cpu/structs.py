@@ -24,13 +24,13 @@ class Hyper(Structure):
 
 
 class Projections(Structure):
-    """ps_projections of projections.cpp"""
+    """ps_projections of steps.h"""
 
     _fields_ = (*_fields(c_void_p, "weights"), *_fields(c_int64, "count", "width"))
 
 
 class Queries(Structure):
-    """ps_queries of projections.cpp"""
+    """ps_queries of steps.h"""
 
     _fields_ = (
         *_fields(c_void_p, "q_b", "index_q_b", "norm"),
@@ -40,7 +40,7 @@ class Queries(Structure):
 
 
 class Keys(Structure):
-    """ps_keys of projections.cpp"""
+    """ps_keys of steps.h"""
 
     _fields_ = (
         *_fields(c_void_p, "norm"),
@@ -50,7 +50,7 @@ class Keys(Structure):
 
 
 class Compressor(Structure):
-    """ps_compressor of compress.cpp"""
+    """ps_compressor of steps.h"""
 
     _fields_ = (
         *_fields(c_void_p, "ape", "norm", "speed"),
@@ -60,7 +60,7 @@ class Compressor(Structure):
 
 
 class Index(Structure):
-    """ps_index of select.cpp"""
+    """ps_index of steps.h"""
 
     _fields_ = (
         *_fields(c_void_p, "q", "gates"),
@@ -74,7 +74,7 @@ class Index(Structure):
 
 
 class Attention(Structure):
-    """ps_attention of attention.cpp"""
+    """ps_attention of steps.h"""
 
     _fields_ = (
         *_fields(c_void_p, "sinks"),
@@ -83,7 +83,7 @@ class Attention(Structure):
 
 
 class AttentionCall(Structure):
-    """ps_attention_call of attention.cpp"""
+    """ps_attention_call of steps.h"""
 
     _fields_ = (
         *_fields(c_void_p, "q"),
@@ -96,8 +96,39 @@ class AttentionCall(Structure):
     )
 
 
+class Layer(Structure):
+    """ps_layer of layer.cpp"""
+
+    _fields_ = (
+        *_fields(c_void_p, "inputs", "queries", "keys", "compressor", "index_compressor", "sight", "output"),
+        *_fields(c_int64, "gates_column", "choice"),
+    )
+
+
+class Series(Structure):
+    """ps_series of layer.cpp"""
+
+    _fields_ = (
+        *_fields(c_void_p, "frontier", "fresh"),
+        *_fields(c_int64, "kept"),
+        *_fields(c_void_p, "rows"),
+        *_fields(c_int64, "rows_kind"),
+    )
+
+
+class Sequence(Structure):
+    """ps_sequence of layer.cpp"""
+
+    _fields_ = (
+        *_fields(c_int64, "start", "count", "position"),
+        *_fields(c_void_p, "window", "fresh"),
+        ("compressed", Series),
+        ("index", Series),
+    )
+
+
 class Output(Structure):
-    """ps_output of router.cpp"""
+    """ps_output of steps.h"""
 
     _fields_ = (*_fields(c_void_p, "out_a", "out_b"), *_fields(c_int64, "groups"))
 

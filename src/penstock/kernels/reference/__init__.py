@@ -4,9 +4,11 @@ from penstock.kernels.reference.attention import attend, pool, select
 from penstock.kernels.reference.experts import experts, route, swiglu
 from penstock.kernels.reference.hyper import hyper_collapse, hyper_expand, hyper_gate, hyper_mix
 from penstock.kernels.reference.layer import (
+    attention,
     choose,
     choose_experts,
     compress,
+    hyper_between,
     hyper_enter,
     hyper_leave,
     look,
@@ -22,6 +24,7 @@ from penstock.kernels.reference.norm import angles, rms_norm, rotate
 __all__ = [
     "angles",
     "attend",
+    "attention",
     "choose",
     "choose_experts",
     "compress",
@@ -29,6 +32,7 @@ __all__ = [
     "experts",
     "grouped_linear",
     "hadamard",
+    "hyper_between",
     "hyper_collapse",
     "hyper_enter",
     "hyper_expand",

@@ -1,17 +1,18 @@
 """The larger ops, each made of the small ones of this module: see `penstock.kernels.composed`."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from penstock.kernels import composed, parts
-from penstock.kernels.parts import AllRows, RecentRows, Rotation, Span
+from penstock.kernels.parts import AllRows, LayerRows, RecentRows, Rotation, Span
 
 if TYPE_CHECKING:
-    from penstock.kernels.ops import SmallOps
+    from penstock.kernels.ops import Ops
 
 
-def _ops() -> "SmallOps":
+def _ops() -> "Ops":
     from penstock.kernels import reference  # the module that has all of them, this one included
 
     return reference
@@ -23,6 +24,10 @@ def hyper_enter(streams: Tensor, part: parts.Hyper) -> tuple[Tensor, Tensor]:
 
 def hyper_leave(y: Tensor, streams: Tensor, mix: Tensor) -> None:
     composed.hyper_leave(_ops(), y, streams, mix)
+
+
+def hyper_between(y: Tensor, streams: Tensor, mix: Tensor, part: parts.Hyper) -> tuple[Tensor, Tensor]:
+    return composed.hyper_between(_ops(), y, streams, mix, part)
 
 
 def project(x: Tensor, part: parts.Projections) -> Tensor:
@@ -63,6 +68,16 @@ def look(
 
 def output(heads: Tensor, part: parts.Output) -> Tensor:
     return composed.output(_ops(), heads, part)
+
+
+def attention(
+    x: Tensor,
+    part: parts.Attention,
+    rotation: Rotation,
+    spans: Sequence[Span],
+    states: Sequence[LayerRows],
+) -> Tensor:
+    return composed.attention(_ops(), x, part, rotation, spans, states)
 
 
 def choose_experts(x: Tensor, tokens: Tensor, part: parts.Routing) -> tuple[Tensor, Tensor]:

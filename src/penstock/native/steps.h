@@ -1,0 +1,105 @@
+// The steps of an attention sublayer: what each one reads, and its entry point.  `layer.cpp` runs them in a row.
+#pragma once
+
+#include "products.h"
+#include "rows.h"
+
+// Weights that read the same input, their results side by side.
+struct ps_projections {
+    const ps_weight* const* weights;
+    i64 count;  // <= MAX_WEIGHTS
+    i64 width;  // rows of all of them together
+};
+
+// x [rows, columns] → out [rows, width]
+PS_EXPORT void ps_project(const ps_projections* p, const float* x, i64 rows, float* out, i64 threads);
+
+struct ps_queries {
+    const ps_weight *q_b, *index_q_b;  // the second is null in layers without an indexer
+    const float* norm;                 // [rank]
+    i64 column, rank;                  // where the low-rank query stands among the projections, and its width
+    i64 heads, dim, index_heads, index_dim;
+    i64 half;  // pairs that are turned
+    float eps;
+};
+
+// Low-rank query → norm → q_b → norm of each head → rotation; the indexer's queries are turned only.
+// projected: rows `stride` apart; cos, sin [rows, half]; q [rows, heads, dim]; index_q [rows, index_heads, index_dim]
+PS_EXPORT void ps_queries_of(const ps_queries* p, const float* projected, i64 stride, const float* cos,
+                             const float* sin, i64 rows, float* q, float* index_q, i64 threads);
+
+struct ps_keys {
+    const float* norm;  // [dim]
+    i64 column, dim, half;
+    float eps;
+};
+
+// Key/value rows → norm → rotation → the cache's type: to `fresh` [rows, dim], or to their places in the ring if that
+// is null, from `position` on.
+PS_EXPORT void ps_keys_of(const ps_keys* k, const float* projected, i64 stride, const float* cos, const float* sin,
+                          i64 rows, const ps_ring* ring, void* fresh, i64 position, i64 threads);
+
+struct ps_compressor {
+    const float* ape;    // [ratio, width]: added to the scores, by place in the window
+    const float* norm;   // [dim]
+    const float* speed;  // [half]: angle per position
+    i64 value_column, score_column;  // where they stand among the projections
+    i64 width, dim;                  // of values and of scores; width = 2 · dim where windows overlap
+    i64 half, ratio;
+    float eps;
+};
+
+// `count` tokens from `position` on, projected, rows `stride` apart.  Finished rows go to rows[window]; what later
+// windows need goes to `fresh` (of the last `kept` tokens), or to its place in the frontier if that is null.
+PS_EXPORT void ps_compress(const ps_compressor* c, const float* projected, i64 stride, i64 count, i64 position,
+                           const ps_ring* frontier, float* fresh, i64 kept, void* rows, i64 rows_kind, i64 threads);
+
+struct ps_index {
+    const float* q;      // [tokens, heads, dim]
+    const float* gates;  // rows of `heads`, gates_stride apart
+    i64 gates_stride;
+    i64 tokens, heads, dim;
+    const void* rows;  // [row_count, dim]
+    i64 rows_stride, rows_kind, row_count;
+    const i64* visible;    // [tokens] or null: token t sees the first visible[t] rows (null: as many as windows of
+    i64 position, ratio;   // `ratio` tokens have ended when token `position` + t has come)
+    i64 count, width;      // rows wanted; width of picks: min(count, row_count)
+    i64* picks;            // [tokens, width]
+};
+
+// picks of every token.
+PS_EXPORT void ps_select(const ps_index* a, i64 threads);
+
+// What stays the same from call to call.
+struct ps_attention {
+    const float* sinks;  // [heads]: a score that takes part in the softmax and has no value
+    i64 heads, dim;
+    i64 window_size;  // a token sees that many raw rows, its own included
+    i64 ratio;        // tokens per compressed row
+    i64 half;         // pairs of channels that are turned back in the end
+};
+
+struct ps_attention_call {
+    const float* q;  // [tokens, heads, dim]
+    i64 tokens, position;
+    const ps_ring* ring;   // raw rows of positions before `position`, and of the rest too unless there are
+    const void* fresh;     // [tokens, dim] or null: raw rows from `position` on
+    const void* rows;      // [row_count, dim] or null: compressed rows
+    i64 rows_stride, rows_kind, row_count;
+    const i64* visible;    // [tokens] or null: token t sees the first visible[t] compressed rows (null: as many as
+                           // windows of `ratio` tokens have ended by then),
+    const i64* picks;      // [tokens, picks_width] or null: or, where this is given, these; negative: none
+    i64 picks_width;
+    const float *cos, *sin;  // [tokens, half] or null: no turning back
+    float* out;              // [tokens, heads, dim]
+};
+
+PS_EXPORT void ps_attend(const ps_attention* a, const ps_attention_call* c, i64 threads);
+
+struct ps_output {
+    const ps_weight *out_a, *out_b;
+    i64 groups;
+};
+
+// Heads' results [rows, groups · columns] → out_a, group by group → out_b → out [rows, hidden]
+PS_EXPORT void ps_output_of(const ps_output* o, const float* x, i64 rows, float* out, i64 threads);
