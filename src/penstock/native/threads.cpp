@@ -9,7 +9,9 @@
 #include <atomic>
 #include <bitset>
 #include <chrono>
+#include <cinttypes>
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 #include <thread>
 
@@ -43,6 +45,42 @@ bool watch(std::chrono::microseconds patience, Done done) {
     } while (std::chrono::steady_clock::now() < end);
     return done();
 }
+
+// Nanoseconds that this thread has been ready to run and had no core; -1 where the system does not say.
+i64 time_without_core() {
+#if defined(__linux__)
+    i64 ran = 0, waited = 0;
+    if (std::FILE* file = std::fopen("/proc/thread-self/schedstat", "re")) {
+        const int found = std::fscanf(file, "%" SCNd64 " %" SCNd64, &ran, &waited);
+        std::fclose(file);
+        if (found == 2) return waited;
+    }
+#endif
+    return -1;
+}
+
+// For a helper who shares its core with another program: it is the one everybody else waits for, again and again.  So it
+// stays away for a while, and for longer each time it comes back to the same.
+class Bench {
+  public:
+    // To be called when others had to wait for this helper.
+    void consider() {
+        const i64 before = waited_;
+        waited_ = time_without_core();
+        if (waited_ - before < LATE) return;  // it was slow for some other reason
+        const auto now = std::chrono::steady_clock::now();
+        span_ = now - back_ < 2 * span_ ? std::min<std::chrono::milliseconds>(2 * span_, LONGEST) : SHORTEST;
+        std::this_thread::sleep_for(span_);
+        back_ = now + span_;
+    }
+
+  private:
+    static constexpr i64 LATE = 200'000;
+    static constexpr std::chrono::milliseconds SHORTEST{5}, LONGEST{160};
+    i64 waited_ = time_without_core();
+    std::chrono::milliseconds span_ = SHORTEST;
+    std::chrono::steady_clock::time_point back_{};
+};
 
 thread_local bool inside = false;  // this thread is running a body
 
@@ -117,6 +155,7 @@ class Pool {
 #if defined(__linux__)
         ids_[number].store(gettid());
 #endif
+        Bench bench;
         u32 seen = 0;
         auto changed = [&] { return static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32) != seen; };
         for (;;) {
@@ -128,6 +167,7 @@ class Pool {
             }
             seen = static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32);
             if (number < helpers_.load(std::memory_order_relaxed)) drain(seen, &holds_[number]);
+            if (rescued_[number].exchange(false, std::memory_order_relaxed)) bench.consider();
         }
     }
 
@@ -159,6 +199,7 @@ class Pool {
             CPU_SET(cpu, &here);
             for (i64 i = 0; i < pool.started_; i++)
                 if (pool.holds_[i].load(std::memory_order_relaxed) == job) {
+                    pool.rescued_[i].store(true, std::memory_order_relaxed);
                     sched_setaffinity(pool.ids_[i].load(), sizeof here, &here);
                     moved_[i] = true;
                 }
@@ -180,6 +221,7 @@ class Pool {
     std::mutex owner_;
     i64 started_ = 0;
     std::atomic<u32> holds_[MAX_HELPERS] = {};
+    std::atomic<bool> rescued_[MAX_HELPERS] = {};
     std::atomic<int> ids_[MAX_HELPERS] = {};
     u32 job_ = 0;
 
