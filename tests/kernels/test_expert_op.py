@@ -125,3 +125,29 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         cpu.experts(torch.zeros(1, 8), torch.tensor([[0]]), one, chosen, 7.0)
     with pytest.raises(ValueError, match="do not fit"):
         cpu.experts(torch.zeros(2, HIDDEN), torch.tensor([[0]]), one, chosen, 7.0)
+
+
+@by_mix
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_in_shares_and_in_parts_to_the_same_bits(
+    tmp_path: Path, mix: tuple[WeightType, WeightType], rows: int
+) -> None:
+    """Experts that come one after another, in ascending shares or in any order, give what they give at once."""
+    chosen = {number: make(tmp_path, mix, number) for number in range(9)}
+    shared = make(tmp_path, (types.Q8_0, types.Q8_0), 20, 320)
+    x = random(rows, HIDDEN, spread=0.1)
+    ids, weights = routing(rows)
+    expected = cpu.experts(x, ids, weights, chosen, 7.0, shared, 5.0)
+    out = torch.zeros_like(x)
+    for share in ((0, 1, 2), (3,), (4, 5, 6, 7), (8,)):
+        last = shared if 8 in share else None
+        cpu.experts(x, ids, weights, {n: chosen[n] for n in share}, 7.0, last, 5.0, out=out)
+    assert_same_bits(out, expected)
+    parts = torch.full((rows * 4 + rows, HIDDEN), torch.nan)
+    cpu.expert_parts(x, ids, {7: chosen[7], 2: chosen[2]}, 7.0, shared, 5.0, parts)
+    for number in (0, 8, 4, 3, 1, 6, 5):
+        cpu.expert_parts(x, ids, {number: chosen[number]}, 7.0, None, 0.0, parts)
+    assert_same_bits(cpu.expert_sum(ids, weights, parts, shared=True), expected)
+    slow = torch.full_like(parts, torch.nan)
+    reference.expert_parts(x, ids, chosen, 7.0, shared, 5.0, slow)
+    assert_close(reference.expert_sum(ids, weights, slow, shared=True), expected, 3e-4)

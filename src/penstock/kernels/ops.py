@@ -134,10 +134,32 @@ class SmallOps(Protocol):
         limit: float,
         shared: Expert | None = None,
         shared_limit: float = 0.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Sum over each row's experts of weight · down(swiglu(gate(x), up(x), limit)).  x [rows, hidden]; ids,
         weights [rows, k]; `chosen` has every id that occurs.  Added in ascending order of id, those with the same
-        id in order of slot, then the shared expert, which has a limit of its own, if there is one."""
+        id in order of slot, then the shared expert, which has a limit of its own, if there is one.
+
+        With `out` [rows, hidden] the sum goes on there, and ids that `chosen` does not have are left out: given the
+        ids in ascending shares, and the shared expert with the last, the sum is to the bit the one made at once."""
+        ...
+
+    def expert_parts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        chosen: Mapping[int, Expert],
+        limit: float,
+        shared: Expert | None,
+        shared_limit: float,
+        parts: Tensor,
+    ) -> None:
+        """The terms of that sum, for experts that come in any order.  parts [rows · k + rows, hidden]: those of
+        `chosen` go to their rows and slots, the shared expert's behind all of them."""
+        ...
+
+    def expert_sum(self, ids: Tensor, weights: Tensor, parts: Tensor, shared: bool) -> Tensor:
+        """The sum of all parts: to the bit what `experts` gives."""
         ...
 
     def round_fp8(self, x: Tensor, group: int) -> Tensor:

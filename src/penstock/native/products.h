@@ -32,7 +32,7 @@ struct ps_weight {
 };
 
 struct ps_expert {
-    ps_weight gate, up, down;
+    const ps_weight *gate, *up, *down;
 };
 
 // Several weights on the same input: out_i[r · out_strides[i] + j] = x_r · (row j of weight i).
@@ -45,13 +45,26 @@ PS_EXPORT void ps_products(const ps_weight* const* weights, i64 count, const flo
 PS_EXPORT void ps_grouped_product(const ps_weight* weight, i64 groups, const float* x, i64 x_stride, i64 rows,
                                   float* out, i64 out_stride, i64 threads);
 
-// Routed experts.  ids, weights [rows, slots]; experts[i] is the expert with id expert_ids[i], which ascend and name
-// every id that occurs.  out_r = Σ weight · down(silu(min(gate, limit)) · clamp(up, ±limit)), over the row's experts in
-// ascending order of id, those with the same id in order of slot; then, unless it is null, the shared expert with its
-// own limit.  x, out [rows, hidden], contiguous.
+// Routed experts.  ids, weights [rows, slots]; experts[i] is the expert with id expert_ids[i], which ascend.  Ids that are
+// not among them are left out.  out_r = Σ weight · down(silu(min(gate, limit)) · clamp(up, ±limit)), over the row's
+// experts in ascending order of id, those with the same id in order of slot; then, unless it is null, the shared expert
+// with its own limit.  x, out [rows, hidden], contiguous.  `more`: is added to what out holds.
 PS_EXPORT void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
                           const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
-                          const float* x, i64 rows, float* out, i64 threads);
+                          const float* x, i64 rows, float* out, i64 more, i64 threads);
+
+// The same in parts, for experts that come in any order.  parts [rows · slots + rows, hidden]: what each expert has to say
+// goes to its row and slot, what the shared one has to say behind all of those.
+PS_EXPORT void ps_expert_parts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
+                               i64 slots, float limit, const ps_expert* shared, float shared_limit, const float* x,
+                               i64 rows, float* parts, i64 threads);
+
+// And their sum, once all parts are there: to the bit what `ps_experts` gives for all of them at once.
+PS_EXPORT void ps_expert_sum(const i64* ids, const float* weights, i64 rows, i64 slots, i64 shared, const float* parts,
+                             i64 hidden, float* out, i64 threads);
+
+// One expert's results y [count, hidden], times weights [count], are added to rows rows[i] of out.
+PS_EXPORT void ps_expert_add(const float* y, const float* weights, const i64* rows, i64 count, i64 hidden, float* out);
 
 // "scalar", "avx2", "avx512", "neon" or "neon_dot": what the products use.  Chosen at the first use: the best this processor
 // has, or the one named in PENSTOCK_ISA.  Null when that names one that is unknown or that this processor lacks.

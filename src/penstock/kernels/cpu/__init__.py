@@ -13,7 +13,7 @@ reference, which has the same property there.
 """
 
 from penstock.kernels.cpu.attention import attend, pool, select
-from penstock.kernels.cpu.experts import experts, route, swiglu
+from penstock.kernels.cpu.experts import expert_parts, expert_sum, experts, route, swiglu
 from penstock.kernels.cpu.hyper import hyper_collapse, hyper_expand, hyper_gate, hyper_mix
 from penstock.kernels.cpu.layer import (
     choose_experts,
@@ -38,6 +38,8 @@ __all__ = [
     "choose_experts",
     "compress",
     "embed",
+    "expert_parts",
+    "expert_sum",
     "experts",
     "grouped_linear",
     "hadamard",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from ctypes import c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,56 @@ def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     return out
 
 
+class _Chosen:
+    """The experts of a call in ascending order, as the native code sees them.  `native`: whether it can."""
+
+    __slots__ = ("ids", "native", "numbers", "places", "shared")
+
+    def __init__(
+        self, x: Tensor, ids: Tensor, chosen: Mapping[int, Expert], shared: Expert | None, partial: bool
+    ):
+        if ids.dtype is not torch.long or not ids.is_contiguous():
+            ids = ids.to(torch.long).contiguous()
+        rows, hidden = ids.shape[0], x.shape[-1]
+        if x.shape != (rows, hidden):
+            raise ValueError(f"experts: input {list(x.shape)} and ids {list(ids.shape)} do not fit")
+        self.ids, self.native = ids, True
+        self.numbers: list[int] = sorted(chosen if partial else set(ids.view(-1).tolist()))
+        self.places: list[int] = []
+        self.shared: int | None = None
+        width = -1
+        for number in self.numbers:
+            expert = chosen.get(number)
+            if expert is None:
+                raise ValueError(f"experts: expert {number} is routed to but not given")
+            ready: ReadyExpert | None = expert.prepared or ready_expert(expert)
+            if ready is None:
+                self.native = False
+                return
+            if width < 0:
+                width = ready.width
+            if ready.width != width or ready.hidden != hidden:
+                raise ValueError(
+                    f"experts: gates of {width} × {hidden} and {ready.width} × {ready.hidden} do not fit "
+                    f"each other or input {list(x.shape)}"
+                )
+            self.places.append(ready.address)
+        if shared is not None:
+            last: ReadyExpert | None = shared.prepared or ready_expert(shared)
+            if last is None:
+                self.native = False
+            elif last.hidden != hidden:
+                raise ValueError(
+                    f"experts: the shared one's {last.hidden} columns do not fit input {list(x.shape)}"
+                )
+            else:
+                self.shared = last.address
+
+    def arguments(self) -> tuple[Any, ...]:
+        count = len(self.numbers)
+        return (c_void_p * count)(*self.places), (c_int64 * count)(*self.numbers), count, self.ids.data_ptr()
+
+
 def experts(
     x: Tensor,
     ids: Tensor,
@@ -73,60 +124,71 @@ def experts(
     limit: float,
     shared: Expert | None = None,
     shared_limit: float = 0.0,
+    out: Tensor | None = None,
 ) -> Tensor:
     inputs, gates = at(x, "experts input"), at(weights, "routing weights")
-    if ids.dtype is not torch.long or not ids.is_contiguous():
-        ids = ids.to(torch.long).contiguous()
+    call = _Chosen(x, ids, chosen, shared, partial=out is not None)
     rows, slots = ids.shape
-    hidden = x.shape[-1]
-    if x.shape != (rows, hidden) or weights.shape != ids.shape:
+    if weights.shape != ids.shape or (out is not None and out.shape != x.shape):
         raise ValueError(
-            f"experts: input {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} do not fit"
+            f"experts: ids {list(ids.shape)} and weights {list(weights.shape)} for input {list(x.shape)} do not fit"
         )
-    numbers = sorted(set(ids.view(-1).tolist()))
-    last = None if shared is None else ready_expert(shared)
-    width = -1
-    places: list[int] = []
-    for number in numbers:
-        expert = chosen.get(number)
-        if expert is None:
-            raise ValueError(f"experts: expert {number} is routed to but not given")
-        ready: ReadyExpert | None = expert.prepared or ready_expert(expert)
-        if ready is None:
-            return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
-        if width < 0:
-            width = ready.width
-        if ready.width != width or ready.hidden != hidden:
-            raise ValueError(
-                f"experts: gates of {width} × {hidden} and {ready.width} × {ready.hidden} do not fit "
-                f"each other or input {list(x.shape)}"
-            )
-        places.append(ready.address)
-    if shared is not None:
-        if last is None:
-            return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit)
-        if last.hidden != hidden:
-            raise ValueError(
-                f"experts: the shared one's {last.hidden} columns do not fit input {list(x.shape)}"
-            )
-    count = len(numbers)
-    out = torch.empty_like(x)
+    if not call.native:
+        return _one_by_one(x, ids, weights, chosen, limit, shared, shared_limit, out)
+    more = out is not None
+    if out is None:
+        out = torch.empty_like(x)
     native().ps_experts(
-        (c_void_p * count)(*places),
-        (c_int64 * count)(*numbers),
-        count,
-        ids.data_ptr(),
-        gates,
-        slots,
-        limit,
-        None if last is None else last.address,
-        shared_limit,
-        inputs,
-        rows,
-        out.data_ptr(),
-        parallel.threads(),
+        *call.arguments(),
+        *(gates, slots, limit, call.shared, shared_limit),
+        *(inputs, rows, at(out, "experts output"), more, parallel.threads()),
     )
     return out
+
+
+def expert_parts(
+    x: Tensor,
+    ids: Tensor,
+    chosen: Mapping[int, Expert],
+    limit: float,
+    shared: Expert | None,
+    shared_limit: float,
+    parts: Tensor,
+) -> None:
+    inputs, where = at(x, "experts input"), at(parts, "experts' parts")
+    call = _Chosen(x, ids, chosen, shared, partial=True)
+    rows, slots = ids.shape
+    if parts.shape != (rows * slots + rows, x.shape[1]):
+        raise ValueError(f"experts: parts {list(parts.shape)} for ids {list(ids.shape)} do not fit")
+    if not call.native:
+        for number in call.numbers:
+            own, places = torch.where(ids == number)
+            parts[own * slots + places] = _run(x[own], chosen[number], limit)
+        if shared is not None:
+            parts[rows * slots :] = _run(x, shared, shared_limit)
+        return
+    native().ps_expert_parts(
+        *call.arguments(),
+        *(slots, limit, call.shared, shared_limit, inputs, rows, where, parallel.threads()),
+    )
+
+
+def expert_sum(ids: Tensor, weights: Tensor, parts: Tensor, shared: bool) -> Tensor:
+    ids = ids.to(torch.long).contiguous()
+    rows, slots = ids.shape
+    if weights.shape != ids.shape or parts.shape[0] != rows * slots + rows:
+        raise ValueError(f"experts: parts {list(parts.shape)} for ids {list(ids.shape)} do not fit")
+    out = torch.empty(rows, parts.shape[1])
+    native().ps_expert_sum(
+        *(ids.data_ptr(), at(weights, "routing weights"), rows, slots, shared),
+        *(at(parts, "experts' parts"), parts.shape[1], out.data_ptr(), parallel.threads()),
+    )
+    return out
+
+
+def _run(rows: Tensor, expert: Expert, limit: float) -> Tensor:
+    gate, up = linears(rows, (expert.gate, expert.up))
+    return linear(swiglu(gate, up, limit), expert.down)
 
 
 def _one_by_one(
@@ -137,15 +199,21 @@ def _one_by_one(
     limit: float,
     shared: Expert | None,
     shared_limit: float,
+    out: Tensor | None,
 ) -> Tensor:
     """The same for types that have to be decoded first."""
+    if out is None:
+        out = torch.zeros_like(x)
 
-    def run(rows: Tensor, expert: Expert, limit: float) -> Tensor:
-        gate, up = linears(rows, (expert.gate, expert.up))
-        return linear(swiglu(gate, up, limit), expert.down)
+    def add(results: Tensor, scales: Tensor, rows: Tensor) -> None:
+        native().ps_expert_add(
+            *(at(results, "an expert's results"), at(scales, "routing weights"), rows.data_ptr()),
+            *(*results.shape, at(out, "experts output")),
+        )
 
-    out = torch.zeros_like(x)
-    for number in torch.unique(ids).tolist():  # ascending
+    for number in sorted(chosen):
         rows, slots = torch.where(ids == number)
-        out.index_add_(0, rows, run(x[rows], chosen[number], limit) * weights[rows, slots, None])
-    return out if shared is None else out + run(x, shared, shared_limit)
+        add(_run(x[rows], chosen[number], limit), weights[rows, slots], rows)
+    if shared is not None:
+        add(_run(x, shared, shared_limit), torch.ones(x.shape[0]), torch.arange(x.shape[0]))
+    return out

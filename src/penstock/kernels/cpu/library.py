@@ -33,11 +33,15 @@ class StoredWeight(ctypes.Structure):
         ("columns", c_int64),
     )
 
+    def move(self, data: int, scale: int | None) -> None:
+        """The weight lies elsewhere now.  Whoever knows this description sees it there."""
+        self.data, self.scale = data, scale
+
 
 class StoredExpert(ctypes.Structure):
-    """ps_expert of products.h, field by field."""
+    """ps_expert of products.h, field by field: where the descriptions of its three weights are."""
 
-    _fields_ = (("gate", StoredWeight), ("up", StoredWeight), ("down", StoredWeight))
+    _fields_ = (("gate", c_void_p), ("up", c_void_p), ("down", c_void_p))
 
 
 _pointer, _size, _real = c_void_p, c_int64, c_float
@@ -49,8 +53,14 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_grouped_product": (None, _pointer, _size, _pointer, _size, _size, _pointer, _size, _size),
     "ps_experts": (
         *(None, _pointer, _pointer, _size, _pointer, _pointer, _size, _real, _pointer, _real),
+        *(_pointer, _size, _pointer, _size, _size),
+    ),
+    "ps_expert_parts": (
+        *(None, _pointer, _pointer, _size, _pointer, _size, _real, _pointer, _real),
         *(_pointer, _size, _pointer, _size),
     ),
+    "ps_expert_sum": (None, _pointer, _pointer, _size, _size, _size, _pointer, _size, _pointer, _size),
+    "ps_expert_add": (None, _pointer, _pointer, _pointer, _size, _size, _pointer),
     "ps_instruction_set": (ctypes.c_char_p,),
     "ps_chain": (ctypes.c_uint64, _size),
     "ps_threads_check": (None, _size, _size, _pointer),

@@ -63,7 +63,8 @@ def ready_expert(expert: Expert) -> ReadyExpert | None:
         parts = [stored_weight(weight) for weight in (gate, up, down)]
         if None in parts:
             return None
-        found = expert.prepared = ReadyExpert(StoredExpert(*parts), width, hidden)
+        places = [address(part) for part in parts if part is not None]
+        found = expert.prepared = ReadyExpert(StoredExpert(*places), width, hidden)
     assert isinstance(found, ReadyExpert)
     return found
 

@@ -1,7 +1,7 @@
 """Plain torch, float32: the executable specification of every op."""
 
 from penstock.kernels.reference.attention import attend, pool, select
-from penstock.kernels.reference.experts import experts, route, swiglu
+from penstock.kernels.reference.experts import expert_parts, expert_sum, experts, route, swiglu
 from penstock.kernels.reference.hyper import hyper_collapse, hyper_expand, hyper_gate, hyper_mix
 from penstock.kernels.reference.layer import (
     attention,
@@ -29,6 +29,8 @@ __all__ = [
     "choose_experts",
     "compress",
     "embed",
+    "expert_parts",
+    "expert_sum",
     "experts",
     "grouped_linear",
     "hadamard",

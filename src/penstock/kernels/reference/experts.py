@@ -35,12 +35,45 @@ def experts(
     limit: float,
     shared: Expert | None = None,
     shared_limit: float = 0.0,
+    out: Tensor | None = None,
 ) -> Tensor:
-    out = torch.zeros_like(x)
-    for number in torch.unique(ids).tolist():  # ascending
+    missing = set(ids.flatten().tolist()) - chosen.keys()
+    if out is None:
+        if missing:
+            raise ValueError(f"experts: expert {min(missing)} is routed to but not given")
+        out = torch.zeros_like(x)
+    for number in sorted(chosen):
         rows, slots = torch.where(ids == number)
         out.index_add_(0, rows, _expert(x[rows], chosen[number], limit) * weights[rows, slots, None])
-    return out if shared is None else out + _expert(x, shared, shared_limit)
+    return out if shared is None else out.add_(_expert(x, shared, shared_limit))
+
+
+def expert_parts(
+    x: Tensor,
+    ids: Tensor,
+    chosen: Mapping[int, Expert],
+    limit: float,
+    shared: Expert | None,
+    shared_limit: float,
+    parts: Tensor,
+) -> None:
+    rows, slots = ids.shape
+    for number, expert in chosen.items():
+        own, places = torch.where(ids == number)
+        parts[own * slots + places] = _expert(x[own], expert, limit)
+    if shared is not None:
+        parts[rows * slots :] = _expert(x, shared, shared_limit)
+
+
+def expert_sum(ids: Tensor, weights: Tensor, parts: Tensor, shared: bool) -> Tensor:
+    rows, slots = ids.shape
+    out = parts.new_zeros(rows, parts.shape[1])
+    order = torch.argsort(ids, dim=1, stable=True)
+    for place in range(slots):
+        slot = order[:, place]
+        row = torch.arange(rows)
+        out += parts[row * slots + slot] * weights[row, slot, None]
+    return out + parts[rows * slots :] if shared else out
 
 
 def _expert(x: Tensor, expert: Expert, limit: float) -> Tensor:
