@@ -5,13 +5,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from benchmarks.cgroup import MemoryGroup
 
 ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S: Final = 3600.0  # for one answer; who needs longer is taken for stuck
 
 
 class ChildError(RuntimeError):
@@ -19,18 +23,21 @@ class ChildError(RuntimeError):
 
 
 class EngineChild:
-    """One engine in its own process.  `start_s`: from the start of the process to its first token.
+    """One engine in its own process, in a memory group if one is given.
+
+    `start_s`: from the start of the process to its first token.
 
     >>> with EngineChild(sys.executable, engine="penstock", model=path, …) as child:    # doctest: +SKIP
     ...     child.ask(do="prefill", ids=[0, 17, 4])["seconds"]
     """
 
-    def __init__(self, python: str | Path, **request: Any):
+    def __init__(self, python: str | Path, *, group: MemoryGroup | None = None, **request: Any):
         self.request = request
+        command = [str(python), "-m", "benchmarks.engine_worker", json.dumps(request, default=str)]
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed with the child
         begin = time.perf_counter()
         self._process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.engine_worker", json.dumps(request, default=str)],
+            group.enter(command) if group else command,
             cwd=ROOT,
             env=os.environ | {"GGML_NO_BACKTRACE": "1"},
             stdin=subprocess.PIPE,
@@ -60,12 +67,19 @@ class EngineChild:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        begin = time.perf_counter()
+        guard = threading.Timer(PATIENCE_S, self._process.kill)
+        guard.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            guard.cancel()
         if not line.startswith("{"):
             status = self._process.wait()
+            late = f" (no answer in {PATIENCE_S:.0f} s)" if time.perf_counter() - begin >= PATIENCE_S else ""
             self._log.seek(0)
             tail = "\n".join(self._log.read().splitlines()[-12:])
-            raise ChildError(f"{self.request['engine']} ended with status {status}:\n{tail}")
+            raise ChildError(f"{self.request['engine']} ended with status {status}{late}:\n{tail}")
         found: dict[str, Any] = json.loads(line)
         return found
 

@@ -13,7 +13,7 @@ from benchmarks import llamacpp_source
 from benchmarks.children import ChildError, EngineChild, busy_core
 from benchmarks.llamacpp_source import Source
 from benchmarks.machine import Neighbours
-from penstock.bench.bandwidth import available_memory
+from penstock.machine.memory import read_memory
 
 MEASURES = ("start", "decode", "prefill", "busy")
 ENGINES = ("penstock", "llama")
@@ -155,7 +155,7 @@ def may_repack(plan: Plan, model: Path, console: Console) -> bool:
     """llama.cpp's default is a second copy of the weights in the CPU's favourite order."""
     if plan.repack != "auto":
         return plan.repack == "on"
-    if available_memory() > REPACKED * model.stat().st_size:
+    if read_memory().room > REPACKED * model.stat().st_size:
         return True
     console.print("llama.cpp does not repack here: a second copy of the weights would not fit in memory")
     return False

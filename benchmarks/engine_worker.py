@@ -1,4 +1,4 @@
-"""Child process of `vs_llamacpp`: one engine, one model, told what to time.
+"""Child process of `vs_llamacpp` and `streaming`: one engine, one model, told what to time.
 
     python -m benchmarks.engine_worker '{"engine": "penstock", "model": "m.gguf", "threads": 2, …}'
 
@@ -7,23 +7,34 @@ comes when the first token is there and says how long loading took.
 
     {"do": "prefill", "ids": […]}                  → {"seconds": 3.1}    a new sequence, logits of the last token
     {"do": "decode", "prompt": […], "ids": […]}    → {"seconds": 1.6}    the ids one by one after an untimed prompt
+    {"do": "together", "prompts": […], "rows": […]} → {"seconds": 2.4}   one id per sequence and step; Penstock only
+    {"do": "digest", "prompt": […], "ids": […]}    → {"sha256": "…"}     of all logits on the way; Penstock only
+
+Times come with "step_s", each step's own; with "disk_bytes", what the system read for this process; and with what the
+engine counted meanwhile.
 
 Runs in whatever environment has the engine, so nothing of the project is imported before it is needed.
 """
 
 import ctypes
+import hashlib
 import importlib
 import importlib.metadata
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 F16 = 1  # ggml's number of the type
 FLASH_ATTENTION_ON = 1
 BATCH = 512
+COUNTED = (
+    *("hits", "misses", "evictions", "bytes_read", "disk_bytes", "read_seconds", "stall_seconds"),
+    *("prefetch_useful", "prefetch_wasted"),
+)
 
 
 class Runner(Protocol):
@@ -31,10 +42,13 @@ class Runner(Protocol):
 
     version: str
     features: str  # instruction sets, in the engine's own words
+    plan: dict[str, Any]  # what the engine keeps in memory, if it says so
 
     def restart(self) -> None: ...
 
     def feed(self, ids: Sequence[int]) -> None: ...
+
+    def counters(self) -> dict[str, float]: ...
 
 
 class Penstock:
@@ -43,8 +57,12 @@ class Penstock:
 
         self.version, self.features = penstock.__version__, ""
         self.engine = penstock.Engine(
-            request["model"], threads=request["threads"], kv_dtype="f16", prefill_chunk=BATCH
+            request["model"],
+            threads=request["threads"],
+            kv_dtype="f16",
+            **{"prefill_chunk": BATCH, **request.get("options", {})},
         )
+        self.plan = self.engine.plan.as_dict()
         self.restart()
 
     def restart(self) -> None:
@@ -52,6 +70,29 @@ class Penstock:
 
     def feed(self, ids: Sequence[int]) -> None:
         self.session.feed(ids, logits="last")
+
+    def counters(self) -> dict[str, float]:
+        return {name: value for name, value in self.engine.stats().items() if name in COUNTED}
+
+    def together(self, prompts: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], None]:
+        """Sequences with a past, and what gives each of them its next token."""
+        sessions = [self.engine.session() for _ in prompts]
+        for session, prompt in zip(sessions, prompts, strict=True):
+            session.feed(prompt, logits="none")
+
+        def step(row: Sequence[int]) -> None:
+            self.engine.feed([(session, [token]) for session, token in zip(sessions, row, strict=True)])
+
+        return step
+
+    def digest(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        self.restart()
+        found = hashlib.sha256()
+        for part in (prompt, *([token] for token in ids)):
+            logits = self.session.feed(part)
+            assert logits is not None
+            found.update(logits.tobytes())
+        return found.hexdigest()
 
 
 class LlamaCpp:
@@ -71,6 +112,7 @@ class LlamaCpp:
         load = _from_llama_cpp_python if request["engine"] == "llama-cpp-python" else _from_xllamacpp
         self.lib, self.version, self.features, self.context = load(request, settings)
         self.memory = self.lib.llama_get_memory(self.context)
+        self.plan: dict[str, Any] = {}
 
     def restart(self) -> None:
         self.lib.llama_memory_clear(self.memory, True)
@@ -83,6 +125,9 @@ class LlamaCpp:
             if status != 0:
                 sys.exit(f"llama_decode returned {status} for {len(part)} tokens")
         self.lib.llama_get_logits_ith(self.context, -1)  # waits for the result
+
+    def counters(self) -> dict[str, float]:
+        return {}
 
 
 Loaded = tuple[Any, str, str, Any]  # functions, version, features, llama_context
@@ -145,17 +190,43 @@ def private_memory() -> int:
     return int(line.split()[1]) << 10
 
 
+def disk_bytes() -> int:
+    """Bytes that were read from disk for this process so far, page faults included."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
+
+
 def answer(runner: Runner, request: dict[str, Any]) -> dict[str, Any]:
+    """Prepares what the request asks for, and times it step by step."""
+    what = request["do"]
+    if what == "digest":
+        assert isinstance(runner, Penstock)
+        return {"sha256": runner.digest(request["prompt"], request["ids"])}
     runner.restart()
-    if request["do"] == "prefill":
-        begin = time.perf_counter()
-        runner.feed(request["ids"])
-    else:
+    if what == "prefill":
+        return timed(runner, runner.feed, [request["ids"]])
+    if what == "decode":
         runner.feed(request["prompt"])
-        begin = time.perf_counter()
-        for token in request["ids"]:
-            runner.feed([token])
-    return {"seconds": time.perf_counter() - begin, "private_bytes": private_memory()}
+        return timed(runner, runner.feed, [[token] for token in request["ids"]])
+    assert isinstance(runner, Penstock)
+    return timed(runner, runner.together(request["prompts"]), request["rows"])
+
+
+def timed(
+    runner: Runner, step: Callable[[Sequence[int]], None], parts: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    counted, read = runner.counters(), disk_bytes()
+    moments = [time.perf_counter()]
+    for part in parts:
+        step(part)
+        moments.append(time.perf_counter())
+    return {
+        "seconds": moments[-1] - moments[0],
+        "step_s": [after - before for before, after in pairwise(moments)],
+        "disk_bytes": disk_bytes() - read,
+        "counted": {name: value - counted.get(name, 0) for name, value in runner.counters().items()},
+        "private_bytes": private_memory(),
+    }
 
 
 def main() -> None:
@@ -177,6 +248,7 @@ def main() -> None:
         "first_s": done - loaded,
         "version": runner.version,
         "features": runner.features,
+        "plan": runner.plan,
     }
     print(json.dumps(first), flush=True)
     for line in sys.stdin:

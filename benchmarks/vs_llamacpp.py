@@ -75,7 +75,9 @@ def synthetic(mix: str, options: argparse.Namespace, console: Console) -> Iterat
 
 def into_page_cache(path: Path) -> None:
     """As a first run of Penstock leaves it there: in large pages where the file system has them, which both use."""
-    MappedFile(path).bytes[:: mmap.PAGESIZE].max()
+    file = MappedFile(path)
+    file.expect_all()
+    file.bytes[:: mmap.PAGESIZE].max()
 
 
 # ── the run and its report ────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ python -m pocket.use OUT.json [--model FILE]
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -37,11 +38,12 @@ class CountingExperts(ExpertStore):
         limit: float,
         shared: Expert | None = None,
         shared_limit: float = 0.0,
+        following: Callable[[], None] | None = None,
     ) -> Tensor:
         if block.startswith("blk."):
             chosen = np.bincount(ids.flatten().numpy(), minlength=self.counts.shape[1])
             self.counts[int(block.removeprefix("blk."))] += chosen
-        return self.inner.run(block, x, ids, weights, limit, shared, shared_limit)
+        return self.inner.run(block, x, ids, weights, limit, shared, shared_limit, following)
 
 
 def expert_use(engine: Engine, conversations: int = PER_SKILL) -> dict[str, list[list[float]]]:

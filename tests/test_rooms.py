@@ -7,9 +7,12 @@ import pytest
 
 import penstock
 
-# weights ← kernels ← experts ← model ← kv ← engine ← chat, bench ← cli; the tokenizer stands beside the weights.
+# weights ← kernels ← experts ← model ← kv ← engine ← chat, bench ← cli; the machine and the tokenizer stand beside
+# the weights.
 FLOORS = {
     "errors": 0,
+    "sizes": 0,
+    "machine": 1,
     "weights": 1,
     "tokenizer": 1,
     "native": 1,

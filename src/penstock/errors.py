@@ -10,6 +10,10 @@ class ModelFormatError(PenstockError):
     """A model file that cannot be used: damaged, incomplete, inconsistent or of another architecture."""
 
 
+class ReadError(PenstockError):
+    """A file that could not be read as expected: an error of the disk, an early end, a change since it was opened."""
+
+
 class ContextLengthError(PenstockError):
     """More tokens than the context holds."""
 
@@ -26,5 +30,13 @@ class SnapshotError(PenstockError):
     """A saved session that cannot be read, is damaged, or belongs to another model."""
 
 
+class TraceError(PenstockError):
+    """A recorded trace that cannot be read or written, or does not say what a trace says."""
+
+
 class OptionError(PenstockError, ValueError):
     """An unknown or impossible value for an option."""
+
+
+class BudgetError(PenstockError, ValueError):
+    """A memory budget that the model cannot run in."""

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from penstock import Engine
 from penstock.cli.synth import synth_command
 from penstock.errors import OptionError
+from penstock.experts.dense import DenseWeights
 from penstock.experts.store import MappedExperts
 from penstock.kernels import reference
 from penstock.model.blueprint import Blueprint
@@ -206,6 +207,7 @@ def frequencies(folder: Path, skew: float, layer: int) -> NDArray[np.float64]:
         model,
         reference,
         MappedExperts(model, reference),
+        DenseWeights(model),
         Precision(model.config, reference, simulate=False),
         Frequencies(model.config, compressed=True),
     )

@@ -50,7 +50,7 @@ def sweep(
     if engine.options.max_rewind < decode:
         raise OptionError(f"max_rewind is {engine.options.max_rewind}, expected at least {decode}")
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=max(frontiers) + decode)
-    warm = min(len(ids), engine.options.prefill_chunk)
+    warm = min(len(ids), engine.plan.chunk)
     engine.session().feed(
         ids[:warm], logits="none"
     )  # pages, threads and scratch are there before anything counts
@@ -71,7 +71,7 @@ def sweep_tokens(frontiers: Sequence[int], decode: int, repeat: int) -> int:
 
 
 def _prefill(session: Session, ids: list[int], watch: Stopwatch, progress: Callable[[int], None]) -> Timing:
-    chunk = session.engine.options.prefill_chunk
+    chunk = session.engine.plan.chunk
     begin = time.perf_counter()
     for start in range(0, len(ids), chunk):  # as the engine would cut it, for the sake of the progress
         part = ids[start : start + chunk]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.bench.bandwidth import cache_bytes, read_bandwidth
+from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.frontiers import fit_frontiers, parse_frontiers
 from penstock.bench.plot import draw, short
 from penstock.bench.report import Report, summarise
@@ -18,8 +18,10 @@ from penstock.bench.sweep import Timing, Trial, sweep, sweep_tokens
 from penstock.bench.traffic import Part, weight_bytes
 from penstock.cli import options
 from penstock.cli.inspect import size
+from penstock.cli.opening import open_engine
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError
+from penstock.machine.cpu import cache_bytes
 
 MOST_DECODED = 1 << 16
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
@@ -32,6 +34,9 @@ def bench_command(
     repeat: Annotated[int, typer.Option(help="Measure so many times and show the middle.")] = 1,
     threads: options.Threads = None,
     kv_dtype: options.KvDtype = "f16",
+    memory: options.Memory = "auto",
+    streaming: options.Streaming = "auto",
+    policy: options.Policy = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Write a table to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture to this SVG file.")] = None,
@@ -47,8 +52,14 @@ def bench_command(
     for path in (csv, plot):  # before an hour of measuring, not after it
         if path is not None:
             _check_writable(path)
-    engine = Engine(
-        model or options.default_model(), threads=threads, kv_dtype=kv_dtype, max_rewind=max(64, decode)
+    engine = open_engine(
+        model,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        max_rewind=max(64, decode),
+        memory=memory,
+        streaming=streaming,
+        policy=policy,
     )
     frontiers, note = fit_frontiers(frontiers, engine.context, decode)
     notes = [note] if note else []

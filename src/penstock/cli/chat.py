@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -18,8 +19,8 @@ from penstock.chat.lines import keep_history, more_typed, read_message, start_ed
 from penstock.chat.messages import Conversation, Encoding, Role, Thinking
 from penstock.chat.talk import Talk
 from penstock.cli import options
+from penstock.cli.opening import open_engine, stats_line
 from penstock.cli.showing import Display, printable
-from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, PenstockError
 
@@ -51,6 +52,12 @@ def chat_command(
     threads: options.Threads = None,
     kv_dtype: options.KvDtype = "f16",
     context: options.Context = None,
+    memory: options.Memory = "auto",
+    streaming: options.Streaming = "auto",
+    policy: options.Policy = "auto",
+    prefetch: options.Prefetch = "auto",
+    trace: options.Trace = None,
+    stats: options.Stats = False,
 ) -> None:
     """Talk with a model.
 
@@ -67,10 +74,21 @@ def chat_command(
         seed=seed,
     )
     conversation = Conversation((), thinking=parse_thinking(think), encoding=encoding)
-    engine = Engine(model or options.default_model(), threads=threads, kv_dtype=kv_dtype, context=context)
+    engine = open_engine(
+        model,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        context=context,
+        memory=memory,
+        streaming=streaming,
+        policy=policy,
+        prefetch=prefetch,
+        trace=trace,
+    )
     talk = Talk(engine, conversation)
     talk.set_system(system)
-    Repl(talk, sampling, max_tokens, Console(highlight=False, soft_wrap=True)).run()
+    with engine:
+        Repl(talk, sampling, max_tokens, Console(highlight=False, soft_wrap=True), stats).run()
 
 
 def parse_thinking(word: str) -> Thinking:
@@ -84,11 +102,14 @@ def parse_thinking(word: str) -> Thinking:
 class Repl:
     """Reads, answers, and repeats until the person leaves."""
 
-    def __init__(self, talk: Talk, sampling: Sampling, max_tokens: int, console: Console):
+    def __init__(
+        self, talk: Talk, sampling: Sampling, max_tokens: int, console: Console, stats: bool = False
+    ):
         self.talk = talk
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.console = console
+        self.stats = stats
         self._commands = {
             "/help": self._help,
             "/think": self._think,
@@ -150,6 +171,7 @@ class Repl:
     # ── answering ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _answer(self, message: str) -> None:
+        before, begin = self.talk.engine.stats(), time.perf_counter()
         with _interruptible() as interrupt:
             events = self.talk.say(message, self.max_tokens, self.sampling, stopped=lambda: bool(interrupt))
             self._show(events)
@@ -158,6 +180,8 @@ class Repl:
             self.note("(stopped)" if begun else "(stopped before the answer began; the message is forgotten)")
         elif self.talk.finish_reason == "length":
             self.note("(cut off: --max-tokens or the context is used up)")
+        if self.stats:
+            self.note(stats_line(before, self.talk.engine.stats(), time.perf_counter() - begin))
 
     def _show(self, events: Iterator[Event]) -> None:
         with self.console.status("reading …"):  # shown only on a terminal

@@ -9,9 +9,12 @@ import penstock
 from penstock.cli.bench import bench_command
 from penstock.cli.chat import chat_command
 from penstock.cli.convert import convert_command
+from penstock.cli.doctor import doctor_command
 from penstock.cli.inspect import inspect_command
+from penstock.cli.plan import plan_command
 from penstock.cli.run import run_command
 from penstock.cli.synth import synth_command
+from penstock.cli.trace import trace_app
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -40,10 +43,13 @@ def _options(
 
 app.command("run")(run_command)
 app.command("chat")(chat_command)
+app.command("plan")(plan_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)
+app.command("doctor")(doctor_command)
 app.command("convert")(convert_command)
 app.command("synth")(synth_command)
+app.add_typer(trace_app, name="trace")
 
 
 def main() -> None:

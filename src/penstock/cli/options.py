@@ -24,6 +24,18 @@ Seed = Annotated[int | None, typer.Option(help="Makes the choice of tokens repea
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")]
 KvDtype = Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")]
 Context = Annotated[int | None, typer.Option(help="Most tokens in the context.")]
+Memory = Annotated[
+    str, typer.Option(help="What the program may take: 8GiB, auto (what is safe now), or none (no limit).")
+]
+Streaming = Annotated[
+    str, typer.Option(help="auto; direct: weights come from disk when needed; mmap; resident.")
+]
+Policy = Annotated[
+    str, typer.Option(help="Which experts leave memory first: auto, lru, lfu, lfru, s3fifo or hot.")
+]
+Prefetch = Annotated[str, typer.Option(help="Read experts ahead that will probably be needed: auto or off.")]
+Trace = Annotated[Path | None, typer.Option(help="Record to this file which experts are needed.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Show what was read, hit and waited for.")]
 SimulateLowPrecision = Annotated[
     bool, typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4).")
 ]

@@ -14,6 +14,7 @@ from penstock.chat.parse import Parser
 from penstock.chat.prompt import single_turn
 from penstock.chat.turn import Turn
 from penstock.cli import options
+from penstock.cli.opening import open_engine, stats_line
 from penstock.cli.showing import Display
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
@@ -45,6 +46,12 @@ def run_command(
     threads: options.Threads = None,
     kv_dtype: options.KvDtype = "f16",
     context: options.Context = None,
+    memory: options.Memory = "auto",
+    streaming: options.Streaming = "auto",
+    policy: options.Policy = "auto",
+    prefetch: options.Prefetch = "auto",
+    trace: options.Trace = None,
+    stats: options.Stats = False,
     simulate_low_precision: options.SimulateLowPrecision = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:
@@ -68,15 +75,21 @@ def run_command(
     )
     text = sys.stdin.read() if prompt == "-" else prompt
     begin = time.perf_counter()
-    engine = Engine(
-        model or options.default_model(),
+    engine = open_engine(
+        model,
         threads=threads,
         kv_dtype=kv_dtype,
         context=context,
+        memory=memory,
+        streaming=streaming,
+        policy=policy,
+        prefetch=prefetch,
+        trace=trace,
         simulate_low_precision=simulate_low_precision,
     )
     ids = _prompt_ids(engine, text, raw, system, think)
     opened = time.perf_counter()
+    before = engine.stats()
     stream = engine.generate(ids, max_tokens, sampling)
     parser = None if raw else Parser(thinking=think, tools=False)
     steps: list[Step] = []
@@ -96,9 +109,16 @@ def run_command(
     done = time.perf_counter()
     if json_output:
         report = _report(ids, steps, turn, opened - begin, first - opened, done - first)
+        if stats:
+            report["storage"] = engine.stats()
         print(json.dumps(report, ensure_ascii=False))
     else:
         display.finish()
+    if stats and not json_output:
+        Console(stderr=True).print(
+            stats_line(before, engine.stats(), done - opened), style="dim", highlight=False
+        )
+    engine.close()
 
 
 def _events(parser: Parser | None, step: Step) -> list[Event]:

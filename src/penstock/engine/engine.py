@@ -2,9 +2,10 @@
 
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
+from penstock.engine.storage import open_storage
 from penstock.errors import OptionError, TokenError
-from penstock.experts.store import MappedExperts
+from penstock.experts.planner import Plan
 from penstock.kernels import cpu
 from penstock.kernels.cpu import parallel
 from penstock.kv.snapshot import load_snapshot
@@ -45,8 +47,14 @@ class Engine:
         simulate_low_precision: bool = False,
         context: int | None = None,
         max_rewind: int = 64,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         mtp: str | Path | None = None,
+        memory: str | int | None = None,
+        streaming: str = "auto",
+        policy: str = "auto",
+        prefetch: str = "auto",
+        trace: str | Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ):
         self.options = EngineOptions(
             threads=threads,
@@ -56,24 +64,53 @@ class Engine:
             max_rewind=max_rewind,
             prefill_chunk=prefill_chunk,
             mtp=Path(mtp) if mtp is not None else None,
+            memory=memory,
+            streaming=streaming,
+            policy=policy,
+            prefetch=prefetch,
+            trace=Path(trace) if trace is not None else None,
         )
         self.checkpoint: Checkpoint = open_checkpoint(path, mtp)
         self.config: ModelConfig = self.checkpoint.config
         if context is not None and context > self.config.context_length:
             raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
-        self.context = context or self.config.context_length
+        self._storage = open_storage(self.checkpoint, cpu, self.options, lambda: self.fingerprint)
+        self.context = self._storage.context
         parallel.set_threads(self.options.thread_count)
         torch.set_num_threads(1)  # see `parallel`
         self.model = DeepSeekV4(
             self.checkpoint,
             cpu,
-            MappedExperts(self.checkpoint, cpu, simulate_low_precision),
+            self._storage.experts,
+            self._storage.dense,
             simulate_low_precision=simulate_low_precision,
+            prefetch=prefetch == "auto",
         )
+        self._storage.dense.load(progress)
         self._layout = StateLayout(
             self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.model.draft is not None
         )
         self._lock = threading.Lock()
+
+    @property
+    def plan(self) -> Plan:
+        """What goes where in memory."""
+        return self._storage.plan
+
+    def stats(self) -> dict[str, Any]:
+        """What the weights' storage has done since the engine was made: hits, misses, bytes, waits."""
+        return self._storage.stats()
+
+    def close(self) -> None:
+        """Ends a trace and the threads that read.  The engine cannot be used afterwards."""
+        with self._lock:
+            self._storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +172,8 @@ class Engine:
 
     def _step(self, jobs: "list[_Job]", logits: str) -> None:
         """One ragged step: as many waiting tokens as a chunk holds, first sessions first."""
-        room = self.options.prefill_chunk
+        room = self.plan.chunk
+        self._storage.begin_step()
         taken: list[tuple[_Job, list[int]]] = []
         for job in jobs:
             ids = job.ids[job.done : job.done + room]

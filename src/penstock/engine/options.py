@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import OptionError
+from penstock.experts.planner import MODES
+from penstock.experts.policies import POLICIES
 from penstock.kv.state import KV_DTYPES
+from penstock.sizes import parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,13 @@ class EngineOptions:
     simulate_low_precision  round where DeepSeek's own inference code rounds (FP8/FP4)
     context                 most tokens a session may hold; None takes the model's own limit
     max_rewind              how many tokens a session can always step back
-    prefill_chunk           most tokens processed at a time
+    prefill_chunk           most tokens processed at a time; None lets the plan choose
+    memory                  what the process may take: bytes, "8GiB", "auto" for what is safe now, or None: no limit
+    streaming               "mmap": the system pages the file in and out; "direct": experts, and if need be all
+                            weights, are read when needed; "resident": read and kept; "auto": by what fits
+    policy                  which experts leave the cache first: lru, lfu, lfru, s3fifo, hot, or auto
+    prefetch                "auto": read experts ahead that the next layer will probably want; "off"
+    trace                   a file that records which experts were asked for
     mtp                     a GGUF file with the draft block, if the model's own has none
     """
 
@@ -26,18 +35,43 @@ class EngineOptions:
     simulate_low_precision: bool = False
     context: int | None = None
     max_rewind: int = 64
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     mtp: Path | None = None
+    memory: str | int | None = None
+    streaming: str = "auto"
+    policy: str = "auto"
+    prefetch: str = "auto"
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
             raise OptionError(f"kv_dtype is {self.kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
         for name, low in (("threads", 1), ("context", 1), ("max_rewind", 0), ("prefill_chunk", 1)):
             value = getattr(self, name)
-            if value is None and name in ("threads", "context"):
+            if value is None and name != "max_rewind":
                 continue
             if type(value) is not int or not low <= value <= 1 << 31:
                 raise OptionError(f"{name} is {value!r}, expected a whole number from {low}")
+
+        for name, known in (
+            ("streaming", MODES),
+            ("policy", ("auto", *POLICIES)),
+            ("prefetch", ("auto", "off")),
+        ):
+            if getattr(self, name) not in known:
+                raise OptionError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        number = type(self.memory) is int and self.memory > 0
+        if not (number or self.memory is None or isinstance(self.memory, str)):
+            raise OptionError(
+                f"memory is {self.memory!r}, expected bytes, an amount such as '8GiB', 'auto' or None"
+            )
+        if self.memory != "auto":
+            self.memory_bytes  # noqa: B018 - an amount that cannot be read is an error here and now
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The budget; None without one."""
+        return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
     @property
     def thread_count(self) -> int:

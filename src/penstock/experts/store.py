@@ -1,10 +1,12 @@
 """The interface between a layer and its routed experts, and the simplest store behind it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from penstock.experts.rounding import rounded_sum
 from penstock.kernels.ops import Expert, Ops
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.tensor import Weight
@@ -28,20 +30,31 @@ class ExpertStore(ABC):
         limit: float,
         shared: Expert | None = None,
         shared_limit: float = 0.0,
+        following: Callable[[], None] | None = None,
     ) -> Tensor:
-        """block: "blk.7" or "mtp.0"; x [rows, hidden]; ids, weights [rows, k] → [rows, hidden]"""
+        """block: "blk.7" or "mtp.0"; x [rows, hidden]; ids, weights [rows, k] → [rows, hidden].  `following` is
+        called when all that is needed is on its way, which is the time to think of what comes next."""
+
+    @property
+    def guessing(self) -> bool:
+        """Whether it is of any use to `guess`."""
+        return False
+
+    def expect(self, block: str, ids: Tensor) -> None:  # noqa: B027 - only of use where experts have to come
+        """The block will be asked for these experts."""
+
+    def guess(self, block: str, ids: Tensor) -> None:  # noqa: B027
+        """The block will perhaps be asked for these experts."""
 
 
 class MappedExperts(ExpertStore):
-    """Experts straight from the mapped file; the operating system decides what stays in memory.
-
-    `simulate_low_precision` rounds what enters the down projection as DeepSeek's own code does: to FP8 in groups
-    of 128, after the routing weight has been multiplied in.
-    """
+    """Experts straight from the mapped file; the operating system decides what stays in memory."""
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, simulate_low_precision: bool = False):
         self.checkpoint, self.ops = checkpoint, ops
         self.simulate_low_precision = simulate_low_precision
+        for file in checkpoint.files:
+            file.expect_all()
         self._experts: dict[tuple[str, int], Expert] = {}  # views of the file, made when first used
 
     def run(
@@ -53,17 +66,15 @@ class MappedExperts(ExpertStore):
         limit: float,
         shared: Expert | None = None,
         shared_limit: float = 0.0,
+        following: Callable[[], None] | None = None,
     ) -> Tensor:
+        del following  # nothing is ever on its way here
         chosen = {number: self._expert(block, number) for number in set(ids.view(-1).tolist())}
-        if not self.simulate_low_precision:
-            return self.ops.experts(x, ids, weights, chosen, limit, shared, shared_limit)
-        out = torch.zeros_like(x)
-        for number in sorted(chosen):
-            rows, slots = torch.where(ids == number)
-            out.index_add_(0, rows, self._rounded(x[rows], weights[rows, slots, None], chosen[number], limit))
-        if shared is None:
+        if self.simulate_low_precision:
+            out = torch.zeros_like(x)
+            rounded_sum(self.ops, x, ids, weights, chosen, limit, shared, shared_limit, out)
             return out
-        return out + self._rounded(x, x.new_ones(x.shape[0], 1), shared, shared_limit)
+        return self.ops.experts(x, ids, weights, chosen, limit, shared, shared_limit)
 
     def _expert(self, block: str, number: int) -> Expert:
         found = self._experts.get((block, number))
@@ -71,10 +82,3 @@ class MappedExperts(ExpertStore):
             parts = (Weight(self.checkpoint.expert(block, number, part)) for part in ("gate", "up", "down"))
             found = self._experts[block, number] = Expert(*parts)
         return found
-
-    def _rounded(self, x: Tensor, weight: Tensor, expert: Expert, limit: float) -> Tensor:
-        """x [rows, hidden], weight [rows, 1] → the expert's weighted output [rows, hidden]"""
-        ops = self.ops
-        gate, up = ops.linears(x, (expert.gate, expert.up))
-        inner = ops.swiglu(gate, up, limit)
-        return ops.linear(ops.round_fp8(inner * weight, 128), expert.down)

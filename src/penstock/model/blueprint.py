@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.experts.dense import DenseWeights
 from penstock.experts.store import ExpertStore
 from penstock.kernels.ops import Ops
 from penstock.model.precision import Precision
@@ -21,6 +22,7 @@ class Blueprint:
     checkpoint: Checkpoint
     ops: Ops
     experts: ExpertStore
+    dense: DenseWeights
     precision: Precision
     compressed: Frequencies  # of layers with a compressor
 
@@ -33,8 +35,8 @@ class Blueprint:
         return self.precision.simulate
 
     def weight(self, name: str) -> Weight:
-        """A matrix, left where it lies."""
-        return self.checkpoint.weight(name)
+        """A matrix, wherever it is kept."""
+        return self.dense.weight(name)
 
     def vector(self, name: str) -> Tensor:
         """A small tensor, decoded once and kept."""

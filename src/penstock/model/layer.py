@@ -15,6 +15,7 @@ class Layer:
     """Two sublayers around the hyper-connection streams.  streams: [rows, n, hidden]"""
 
     def __init__(self, blueprint: Blueprint, prefix: str, layer: LayerConfig):
+        self.prefix = prefix
         self.attn_mix = HyperMix(blueprint, f"{prefix}.hc_attn", norm=f"{prefix}.attn_norm")
         self.attention = Attention(blueprint, prefix, layer)
         self.ffn_mix = HyperMix(blueprint, f"{prefix}.hc_ffn", norm=f"{prefix}.ffn_norm")

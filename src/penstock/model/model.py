@@ -1,9 +1,11 @@
 """The whole model, or a slice of its layers with or without embedding and head."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
+from penstock.experts.dense import DenseWeights
 from penstock.experts.store import ExpertStore
 from penstock.kernels.ops import Ops
 from penstock.model.batch import Batch
@@ -29,10 +31,12 @@ class DeepSeekV4:
         checkpoint: Checkpoint,
         ops: Ops,
         experts: ExpertStore,
+        dense: DenseWeights | None = None,
         *,
         first: int = 0,
         last: int | None = None,
         simulate_low_precision: bool = False,
+        prefetch: bool = False,
     ):
         config = checkpoint.config
         self.config, self.ops, self.first = config, ops, first
@@ -42,10 +46,15 @@ class DeepSeekV4:
         self.plain = Frequencies(config, compressed=False)
         self.compressed = Frequencies(config, compressed=True)
         precision = Precision(config, ops, simulate_low_precision)
-        blueprint = Blueprint(checkpoint, ops, experts, precision, self.compressed)
+        self.dense = dense or DenseWeights(checkpoint)
+        self.experts = experts
+        blueprint = Blueprint(checkpoint, ops, experts, self.dense, precision, self.compressed)
         self.layers = [
             Layer(blueprint, f"blk.{number}", config.layers[number]) for number in range(first, self.last)
         ]
+        if prefetch:
+            for layer, following in pairwise(self.layers):
+                layer.moe.foresee(following.moe)
         self.embedding = blueprint.weight("token_embd.weight")
         self.hyper_head = HyperHead(blueprint, "output_hc")
         self.output_norm = blueprint.vector("output_norm.weight")
@@ -65,9 +74,13 @@ class DeepSeekV4:
         """Runs this slice's layers on the streams, in place, and stages what the sequences must remember."""
         if streams is None:
             streams = self.embed(batch.tokens)
+        for layer in self.layers:
+            layer.moe.announce(batch.tokens)
         for number, layer in enumerate(self.layers, start=self.first):
             states = [segment.state.layer(number) for segment in batch.segments]
+            self.dense.enter(layer.prefix)
             layer.forward(streams, batch, states)
+            self.dense.leave(layer.prefix)
         if self.draft is not None:
             self.draft.remember(streams, batch, self)
         return streams
@@ -75,11 +88,13 @@ class DeepSeekV4:
     def head(self, streams: Tensor) -> Tensor:
         """Final streams [rows, n, hidden] → logits [rows, vocab]"""
         x = self.ops.rms_norm(self.hyper_head.collapse(streams), self.output_norm, self.config.rms_eps)
-        return self.ops.linear(x, self.output)
+        return self.dense.product(self.ops, x, self.output)
 
     def draft_logits(self, state: SequenceState, token: int) -> Tensor:
         """What the MTP block expects after `token`, the token about to follow the sequence → [vocab]"""
         assert self.draft is not None
+        self.dense.enter(self.draft.layer.prefix)
         folded = self.draft.hyper_head.collapse(self.draft.forward(state, token, self))
+        self.dense.leave(self.draft.layer.prefix)
         x = self.ops.rms_norm(folded, self.draft.norm, self.config.rms_eps)
-        return self.ops.linear(x, self.output)[0]
+        return self.dense.product(self.ops, x, self.output)[0]

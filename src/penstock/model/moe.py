@@ -1,5 +1,8 @@
 """Mixture of experts: a router picks a few experts per token, a shared expert sees every token."""
 
+from functools import partial
+from typing import Final
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +13,8 @@ from penstock.kernels.parts import Routing
 from penstock.model.blueprint import Blueprint
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import LayerConfig
+
+GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to read ahead
 
 
 class Router:
@@ -60,8 +65,26 @@ class MoE:
             down=blueprint.weight(f"{prefix}.ffn_down_shexp.weight"),
         )
 
+        self._following: MoE | None = None
+
+    def announce(self, tokens: Tensor) -> None:
+        """Experts that follow from the tokens alone can be on their way before the layer begins."""
+        if self.router.part.table is not None:
+            self.experts.expect(self.prefix, self.router.part.table[tokens])
+
+    def foresee(self, following: "MoE") -> None:
+        """From now on what enters this layer's router says which experts the next layer will probably want."""
+        if following.router.part.table is None:
+            self._following = following
+
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         ids, weights = self.router.route(x, tokens)
-        x = self.precision.linear_input(x)
+        given, x = x, self.precision.linear_input(x)
         limit, shared_limit = self.layer.swiglu_limit, self.layer.shared_swiglu_limit
-        return self.experts.run(self.prefix, x, ids, weights, limit, self.shared, shared_limit)
+        following = None
+        if self._following is not None and self.experts.guessing and x.shape[0] <= GUESSED_ROWS:
+            following = partial(self._guess, self._following, given, tokens)
+        return self.experts.run(self.prefix, x, ids, weights, limit, self.shared, shared_limit, following)
+
+    def _guess(self, following: "MoE", x: Tensor, tokens: Tensor) -> None:
+        self.experts.guess(following.prefix, following.router.route(x, tokens)[0])

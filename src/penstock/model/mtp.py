@@ -49,6 +49,7 @@ class DraftBlock:
 
     def remember(self, streams: Tensor, batch: Batch, model: "DeepSeekV4") -> None:
         """Adds the pairs that a fed chunk completes: (last streams before it, its first token), and so on."""
+        model.dense.enter(self.layer.prefix)
         for segment in batch.segments:
             state = segment.state.draft
             assert state is not None
@@ -65,6 +66,7 @@ class DraftBlock:
             pairs = self._batch(segment.state, max(0, segment.position - 1), tokens, model)
             joined = self.join(own[: tokens.numel()], model.ops.embed(tokens, model.embedding))
             self.layer.remember(joined, pairs, [state.layer])
+        model.dense.leave(self.layer.prefix)
 
     def forward(self, state: SequenceState, token: int, model: "DeepSeekV4") -> Tensor:
         """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing that counts."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.errors import ModelFormatError
 from penstock.weights.config import LayerConfig, ModelConfig
+from penstock.weights.files import MappedFile
 from penstock.weights.layout import Role, TensorPlan, draft_tensors, layer_tensors, root_tensors
 from penstock.weights.tensor import TensorInfo, Weight, check_usable
 from penstock.weights.types import I32, I64
@@ -31,6 +32,11 @@ class Checkpoint:
     @property
     def has_mtp(self) -> bool:
         return self.draft == "MTP"
+
+    @property
+    def files(self) -> list[MappedFile]:
+        """The files that tensors are in."""
+        return list({id(info.file): info.file for info in self.index.values()}.values())
 
     def weight(self, name: str) -> Weight:
         return Weight(self.index[name])

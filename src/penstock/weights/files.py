@@ -28,21 +28,28 @@ class MappedFile:
                 # PROT_READ on purpose: a private writable mapping of a file larger than memory would be
                 # counted against the overcommit limit and refused.
                 mapping = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-                ask_for_large_pages(mapping)
         except IsADirectoryError:
             raise ModelFormatError(f"{path}: expected a model file, found a folder") from None
         except OSError as error:
             raise ModelFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+        self._mapping = mapping
         self.bytes: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
 
     def view(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """`nbytes` bytes from `offset`, without copying."""
         return self.bytes[offset : offset + nbytes]
 
+    def expect_all(self) -> None:
+        """Everything will be used, again and again.  What is paged in from now on comes in pages of 2 MiB where the
+        file system has them (ext4 since Linux 6.16, XFS, btrfs): weights then stream a third faster, because reading
+        ahead need not stop every 4 KiB."""
+        self._advise("MADV_HUGEPAGE")
 
-def ask_for_large_pages(mapping: mmap.mmap) -> None:
-    """What is paged in from now on comes in pages of 2 MiB where the file system has them (ext4 since Linux 6.16,
-    XFS, btrfs): weights then stream a third faster, because reading ahead need not stop every 4 KiB."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+    def expect_little(self) -> None:
+        """Only a few bytes here and there will be used: what lies around them is not to be read along."""
+        self._advise("MADV_RANDOM")
+
+    def _advise(self, name: str) -> None:
+        if hasattr(mmap, name):
+            with suppress(OSError):  # a kernel without it
+                self._mapping.madvise(getattr(mmap, name))

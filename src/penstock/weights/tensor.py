@@ -44,6 +44,18 @@ class TensorInfo:
     def renamed(self, name: str) -> "TensorInfo":
         return replace(self, name=name)
 
+    def rows(self, first: int, count: int) -> "TensorInfo":
+        """Rows [first, first + count) of a matrix.  Where scales stand for blocks of rows, whole blocks."""
+        columns, scale = self.shape[-1], self.scale
+        row_bytes = self.kind.row_bytes(columns)
+        if scale is not None:
+            block = FP8_BLOCK if self.kind is FP8_E4M3 else 1
+            scale = scale.rows(first // block, -(-count // block))
+        offset = self.offset + first * row_bytes
+        return TensorInfo(
+            self.name, self.kind, (count, columns), self.file, offset, count * row_bytes, scale
+        )
+
     def part(self, index: int, first_row: int = 0, rows: int | None = None) -> "TensorInfo":
         """Matrix `index` of a stack [n, out, in], or `rows` of its rows."""
         _, out, columns = self.shape
@@ -62,24 +74,39 @@ class TensorInfo:
 
 
 class Weight:
-    """A matrix (or vector) in its stored type; rows become float32 only when asked for.  shape: [out, in]"""
+    """A matrix (or vector) in its stored type; rows become float32 only when asked for.  shape: [out, in]
 
-    def __init__(self, info: TensorInfo):
+    Its bytes are the mapped file's unless others are given, or it is placed elsewhere later.
+    """
+
+    def __init__(
+        self, info: TensorInfo, raw: NDArray[np.uint8] | None = None, scale: NDArray[np.uint8] | None = None
+    ):
         self.info = info
         self.kind = info.kind
         self.shape = info.shape
-        raw = info.file.view(info.offset, info.nbytes)
-        self.raw: NDArray[np.uint8] = raw.reshape(-1, info.kind.row_bytes(info.shape[-1]))  # [out, row bytes]
         self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
+        self.raw: NDArray[np.uint8]  # [out, row bytes]
         self.scale: NDArray[np.uint8] | None = None
-        if info.scale is not None:
-            scale = info.scale.file.view(info.scale.offset, info.scale.nbytes)
-            self.scale = scale.reshape(info.scale.shape)
+        if raw is None:
+            raw = info.file.view(info.offset, info.nbytes)
+            if info.scale is not None:
+                scale = info.scale.file.view(info.scale.offset, info.scale.nbytes)
+        self.place(raw, scale)
+
+    def place(self, raw: NDArray[np.uint8], scale: NDArray[np.uint8] | None = None) -> None:
+        """The bytes are here now, and those of the scales there."""
+        self.raw = raw.reshape(-1, self.kind.row_bytes(self.shape[-1]))
+        if scale is not None:
+            assert self.info.scale is not None
+            self.scale = scale.reshape(self.info.scale.shape)
+        if self.prepared is not None:
+            self.prepared.move(raw.ctypes.data, None if scale is None else scale.ctypes.data)
 
     @property
     def in_place(self) -> bool:
-        """Whether `rows` costs nothing: float32 data used straight from the mapping."""
-        return self.kind is F32 and self.info.offset % 4 == 0
+        """Whether `rows` costs nothing: float32 data used as it lies there."""
+        return self.kind is F32 and self.raw.ctypes.data % 4 == 0
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows [start, stop) as float32 [stop - start, in]."""

@@ -105,6 +105,17 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_swiglu": (None, _pointer, _pointer, _size, _real, _pointer),
     "ps_attend": (None, _pointer, _pointer, _size),
     "ps_select": (None, _pointer, _size),
+    "ps_reader_create": (_pointer, _size, _size),
+    "ps_reader_stop": (None, _pointer),
+    "ps_reader_destroy": (None, _pointer),
+    "ps_reader_submit": (c_int64, _pointer, _pointer, _size, _size),
+    "ps_reader_promote": (c_int64, _pointer, _size),
+    "ps_reader_cancel": (c_int64, _pointer, _size),
+    "ps_reader_poll": (c_int64, _pointer, _size),
+    "ps_reader_wait_any": (c_int64, _pointer, _pointer, _size, _size),
+    "ps_reader_forget": (c_int64, _pointer, _size, _pointer),
+    "ps_reader_statistics": (None, _pointer, _pointer),
+    "ps_reader_inject": (None, _pointer, _size, _size, _size, _size),
 }
 
 

@@ -1,0 +1,330 @@
+"""`penstock doctor`: whether this machine is ready, and what would make it faster."""
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.inspect import size
+from penstock.errors import OptionError, PenstockError
+from penstock.kernels.cpu.stored import instruction_set
+from penstock.machine.cpu import Cpu, read_cpu
+from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
+from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
+from penstock.machine.kernel_files import SYS, text
+from penstock.machine.memory import Memory, read_memory
+from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
+from penstock.weights.opening import open_checkpoint
+from penstock.weights.summary import summarise
+
+PYTHON: Final = (3, 11)
+TORCH: Final = ((2, 11), (2, 14))  # from this version on, and below that one
+LITTLE_MEMORY: Final = 4 << 30  # less than what the published models have outside their experts
+FEW_FILES: Final = 1024
+LITTLE_SPACE: Final = 1 << 30  # a saved session of a long conversation
+SLOW_DISK: Final = 500e6  # bytes per second, about what a disk on a SATA cable reads
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+COLOURS: Final = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at, what was found in words and in numbers, and what to do about it."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str
+    facts: dict[str, Any]
+
+
+def judge(name: str, found: str, /, problem: str = "", warning: str = "", **facts: Any) -> Check:
+    """A check that ends with the worst thing there is to say; nothing to say is good."""
+    status = Status.PROBLEM if problem else Status.WARNING if warning else Status.OK
+    return Check(name, status, found, problem or warning, facts)
+
+
+def doctor_command(
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", help="Also look at this model and the disk it lies on.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the disk again, even if its speed is known.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check what Penstock needs from this machine.  The exit status is 1 if something cannot work.
+
+    Example: penstock doctor -m model.gguf
+    """
+    summary = None if model is None else summarise(open_checkpoint(model))
+    with Console(stderr=True).status("looking around …"):  # shown only on a terminal
+        checks = list(examine(summary, measure))
+    healthy = all(check.status is not Status.PROBLEM for check in checks)
+    if json_output:
+        print(json.dumps({"ok": healthy, "checks": [asdict(check) for check in checks]}))
+    else:
+        Console(highlight=False).print(_table(checks))
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
+    """model: what `summarise` says of one."""
+    yield check_python()
+    yield check_torch(torch.__version__)
+    yield check_kernels()
+    yield check_cpu(read_cpu())
+    yield check_memory(read_memory(), 0 if model is None else model["resident_bytes"])
+    yield check_pressure(group_pressure() or machine_pressure())
+    yield check_limits()
+    yield check_large_pages(text(SYS / "kernel" / "mm" / "transparent_hugepage" / "enabled"))
+    file = _largest(Path.cwd().iterdir() if model is None else map(Path, model["files"]))
+    yield check_disk(find_disk(file or Path.cwd()), None if file is None else _is_direct(file))
+    yield check_speed(
+        file or Path.cwd(), measure, 0 if model is None else model["streamable"]["bytes_per_token"]
+    )
+    yield check_gpu([*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))], _driver_sees())
+
+
+def _table(checks: list[Check]) -> Table:
+    table = Table(show_header=False, box=None)
+    for check in checks:
+        found = Text(check.found)
+        if check.advice:
+            found.append(f"\n→ {check.advice}", "bold")
+        table.add_row(Text(check.status, COLOURS[check.status]), check.name, found)
+    return table
+
+
+# ── software ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_python() -> Check:
+    version = platform.python_version()
+    needed = ".".join(map(str, PYTHON))
+    old = f"Python {needed} or newer is needed" if sys.version_info < PYTHON else ""
+    return judge(
+        "python", f"{version} on {platform.system()} {platform.release()}", problem=old, version=version
+    )
+
+
+def check_torch(version: str) -> Check:
+    lowest, above = TORCH
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    wanted = f"torch >={'.'.join(map(str, lowest))},<{'.'.join(map(str, above))}"
+    return judge(
+        "torch",
+        version,
+        problem=f"too old: install {wanted}" if numbers < lowest else "",
+        warning=f"newer than what Penstock is tested with: {wanted}" if numbers >= above else "",
+        version=version,
+    )
+
+
+def check_kernels() -> Check:
+    try:
+        found = instruction_set()
+    except PenstockError as error:
+        what, _, advice = str(error).partition("\n")
+        return judge("native kernels", what, problem=" ".join(advice.split()) or "see the message")
+    slow = "products run without vector instructions, many times slower" if found == "scalar" else ""
+    return judge("native kernels", f"present, running on {found}", warning=slow, instruction_set=found)
+
+
+# ── processor and memory ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_cpu(cpu: Cpu) -> Check:
+    cores = f"{cpu.cores} core{'s' * (cpu.cores > 1)}"
+    quota = "" if cpu.quota is None else f", a quota of {cpu.quota:g}"
+    return judge(
+        "processor",
+        f"{cpu.model}, {cores}{quota}; {' '.join(cpu.instructions) or 'no vector instructions known'}",
+        warning=f"use --threads {cpu.usable}: more would be halted by the quota"
+        if cpu.usable < cpu.cores
+        else "",
+        **asdict(cpu),
+    )
+
+
+def check_memory(memory: Memory, resident: int = 0) -> Check:
+    """resident: bytes of the model that every token needs."""
+    budget, group = memory.safe_budget(), memory.tightest
+    limit = "" if group is None else f", limited to {size(group.limit)} by a control group"
+    swap = size(memory.swap) if memory.swap else "none"
+    if resident:
+        advice = f"{size(resident)} of this model serve every token and would come from the disk each time"
+        little = advice if resident > budget else ""
+    else:
+        advice = "little for a large model: close other programs, or raise the limit"
+        little = advice if budget < LITTLE_MEMORY else ""
+    return judge(
+        "memory",
+        f"{size(memory.available)} of {size(memory.total)} available{limit}, swap {swap}; {size(budget)} to use",
+        warning=little,
+        total=memory.total,
+        available=memory.available,
+        swap=memory.swap,
+        limit=None if group is None else group.limit,
+        budget=budget,
+    )
+
+
+def check_pressure(pressure: Pressure | None) -> Check:
+    if pressure is None:
+        advice = "--memory auto goes by page faults alone; a kernel with PSI (boot option psi=1) tells more"
+        return judge("memory pressure", "not told by this kernel", warning=advice)
+    return judge(
+        "memory pressure",
+        f"told by the kernel; tasks waited {pressure.some.avg10:g} % of the last ten seconds",
+        warning="memory is short right now: close other programs" if pressure.some.avg10 > 10 else "",
+        some_avg10=pressure.some.avg10,
+        full_avg10=pressure.full.avg10,
+    )
+
+
+def check_limits() -> Check:
+    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    no_limit = resource.RLIM_INFINITY
+    few = f"a server may run out of them: ulimit -n {4 * FEW_FILES}" if 0 <= files < FEW_FILES else ""
+    return judge(
+        "limits",
+        f"{'any number of' if files == no_limit else f'{files:,}'} open files, "
+        f"{'any' if locked == no_limit else size(locked)} locked memory",
+        warning=few,
+        open_files=files,
+        open_files_hard=most_files,
+        locked_memory=locked,
+    )
+
+
+def check_large_pages(setting: str | None) -> Check:
+    """setting: such as "always [madvise] never"."""
+    chosen = re.search(r"\[(\w+)\]", setting or "")
+    found = chosen[1] if chosen else "not offered by this kernel"
+    off = "weights stream slower from memory: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    return judge(
+        "large pages",
+        found,
+        warning="" if found in ("always", "madvise") else off,
+        setting=chosen and chosen[1],
+    )
+
+
+# ── disk ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_disk(disk: Disk, direct: bool | None) -> Check:
+    """direct: whether reads can go past the page cache; None where there was no file to try."""
+    tried = {True: "direct reads work", False: "no direct reads", None: "direct reads not tried"}[direct]
+    advice = ""
+    if disk.filesystem in IN_MEMORY:
+        advice = "a model here takes memory twice: put it on a disk"
+    elif disk.filesystem in OVER_A_NETWORK:
+        advice = "experts are read all the time: a disk in this machine is faster"
+    elif direct is False:
+        advice = "reads go through the page cache and push other things out: ext4, XFS and btrfs do without"
+    elif disk.free < LITTLE_SPACE:
+        advice = "little space for saved sessions"
+    return judge(
+        "disk",
+        f"{disk.mount} ({disk.name}): {disk.kind}, {disk.filesystem}, {size(disk.free)} free, {tried}",
+        warning=advice,
+        **{**asdict(disk), "mount": str(disk.mount)},
+        kind=disk.kind,
+        direct=direct,
+    )
+
+
+def check_speed(path: Path, again: bool, bytes_per_token: int = 0) -> Check:
+    """bytes_per_token: experts that a token needs, all of them from the disk at worst."""
+    try:
+        return judge_speed(measured(path, again), bytes_per_token)
+    except OptionError:
+        missing = f"not measured: that takes a file of {size(SMALLEST_FILE)} or more; -m names one"
+        return judge("disk speed", missing)
+    except PenstockError as error:
+        return judge("disk speed", str(error), problem="the disk or the connection to it may be failing")
+
+
+def judge_speed(found: Measured, bytes_per_token: int = 0) -> Check:
+    speed = found.bytes_per_second
+    day = time.strftime("%Y-%m-%d", time.localtime(found.when))
+    worst = (
+        f"; {bytes_per_token / speed:.2g} s per token if no expert were in memory" if bytes_per_token else ""
+    )
+    return judge(
+        "disk speed",
+        f"{speed / 1e9:.2f} GB/s{f' (measured on {day})' if found.cached else ''}{worst}",
+        warning="experts will come slowly: an NVMe disk reads several GB/s" if speed < SLOW_DISK else "",
+        **found._asdict(),
+    )
+
+
+def _largest(paths: Iterable[Path]) -> Path | None:
+    try:
+        files = [path for path in paths if path.is_file() and os.access(path, os.R_OK)]
+        return max(files, key=lambda path: path.stat().st_size, default=None)
+    except OSError:  # a folder that may not be looked into, or a file that has just gone
+        return None
+
+
+def _is_direct(file: Path) -> bool | None:
+    try:
+        fd, direct = open_direct(file)
+    except OSError:
+        return None
+    os.close(fd)
+    return direct
+
+
+# ── accelerator ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_gpu(torch_sees: list[str], driver_sees: list[str]) -> Check:
+    unused = "this torch is built without CUDA and leaves it idle" if driver_sees and not torch_sees else ""
+    found = torch_sees or driver_sees
+    return judge(
+        "gpu",
+        ", ".join(found) or "none found: the CPU does the work",
+        warning=unused,
+        torch=torch_sees,
+        driver=driver_sees,
+    )
+
+
+def _driver_sees() -> list[str]:
+    """Names that NVIDIA's own tool lists, whether torch can use them or not."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split("\n")[:-1]

@@ -1,0 +1,121 @@
+"""`penstock plan`: what goes where in a budget of memory, and how fast it should be, before anything is loaded."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bench.bandwidth import read_bandwidth
+from penstock.cli import options
+from penstock.cli.inspect import size
+from penstock.engine.options import EngineOptions
+from penstock.engine.storage import plan_storage
+from penstock.experts.planner import SLACK, Plan
+from penstock.experts.replay import replay
+from penstock.experts.trace import read_trace
+from penstock.machine.disk_speed import measured
+from penstock.machine.memory import read_memory
+from penstock.weights.opening import open_checkpoint
+
+
+def plan_command(
+    model: options.Model = None,
+    memory: options.Memory = "auto",
+    context: Annotated[int | None, typer.Option("--ctx", "--context", help="Tokens of context.")] = None,
+    streaming: options.Streaming = "auto",
+    kv_dtype: options.KvDtype = "f16",
+    threads: options.Threads = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded trace: expect its hit rate, not that of uniform routing.")
+    ] = None,
+    policy: options.Policy = "lfru",
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the disk again.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a model would take from a budget of memory, and the speed to expect.
+
+    Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
+    """
+    path = model or options.default_model()
+    chosen = EngineOptions(
+        threads=threads,
+        kv_dtype=kv_dtype,
+        context=context,
+        memory=None if memory == "none" else memory,
+        streaming=streaming,
+    )
+    checkpoint = open_checkpoint(path)
+    plan, tokens = plan_storage(checkpoint, chosen)
+    speeds = {
+        "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),
+        "disk_bandwidth": measured(checkpoint.files[0].path, again=measure).bytes_per_second,
+    }
+    hit_rate = plan.hit_rate()
+    if trace is not None and plan.mode == "direct":
+        found = replay(read_trace(trace), policy, plan.experts_held)
+        hit_rate = found.hits / max(1, found.hits + found.misses)
+    seconds = plan.seconds_per_token(speeds["memory_bandwidth"], speeds["disk_bandwidth"], hit_rate)
+    report = (
+        plan.as_dict() | speeds | {"context": tokens, "hit_rate": hit_rate, "tokens_per_second": 1 / seconds}
+    )
+    if json_output:
+        print(json.dumps(report))
+        return
+    console = Console(highlight=False)
+    console.print(_places(plan, tokens))
+    for line in _expectation(plan, report, trace is not None):
+        console.print(line)
+    room = read_memory().room
+    if plan.total > room:
+        console.print(f"[yellow]only {size(room)} are free now[/]")
+
+
+def _places(plan: Plan, context: int) -> Table:
+    table = Table(
+        title=f"{plan.mode}, {size(plan.budget) if plan.budget else 'no limit'}", title_justify="left"
+    )
+    table.add_column("what")
+    table.add_column("memory", justify="right")
+    table.add_column("")
+    blocks = f"{len(plan.streamed)} blocks take turns in two buffers" if plan.streamed else ""
+    head = "output matrix in slices" if plan.slice_head else ""
+    slots = plan.experts_held // plan.expert_bytes
+    rows = [
+        ("program", plan.base + SLACK, "interpreter, libraries, tokenizer, tables"),
+        ("context", plan.state, f"state of one session of {context:,} tokens"),
+        ("prefill", plan.work, f"{plan.chunk:,} tokens at a time"),
+        ("weights of every token", plan.dense_held + plan.dense_buffers, f"of {size(plan.dense)}"),
+        ("", None, "; ".join(part for part in (blocks, head) if part)),
+        (
+            "routed experts",
+            plan.experts_held,
+            f"of {size(plan.experts_total)}: {slots:,} of {size(plan.expert_bytes)}",
+        ),
+        ("read ahead", plan.ahead, f"{plan.ahead // plan.expert_bytes} experts"),
+    ]
+    for name, nbytes, note in rows:
+        if nbytes != 0 and (nbytes is not None or note):
+            table.add_row(name, "" if nbytes is None else size(nbytes), note)
+    table.add_section()
+    table.add_row("all", size(plan.total), f"the least that works is {size(plan.smallest)}")
+    return table
+
+
+def _expectation(plan: Plan, report: dict[str, Any], traced: bool) -> list[str]:
+    whole = sum(plan.read_by_token.values())
+    lines = [
+        f"memory {report['memory_bandwidth'] / 1e9:.1f} GB/s, disk {report['disk_bandwidth'] / 1e9:.2f} GB/s; "
+        f"a token reads {size(whole)}"
+    ]
+    if plan.mode == "direct":
+        source = "by the trace" if traced else "if all are equally likely"
+        from_disk = size(int(plan.disk_bytes(report["hit_rate"])))
+        lines.append(f"hit rate {report['hit_rate']:.0%} {source}: {from_disk} of a token come from the disk")
+    lines.append(
+        f"expected: {report['tokens_per_second']:.2f} tokens/s = 1 / max(bytes of a token / memory, "
+        "bytes from disk / disk)"
+    )
+    return lines

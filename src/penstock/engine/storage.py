@@ -1,0 +1,190 @@
+"""Where a model's weights are kept: the plan for a budget of memory, carried out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.engine.options import EngineOptions
+from penstock.engine.watch import Watch
+from penstock.experts.ahead import Ahead
+from penstock.experts.cache import make_cache
+from penstock.experts.counters import BlockCounters, Counters
+from penstock.experts.dense import DenseWeights, LoadedDense
+from penstock.experts.planner import Needs, Plan, Sizes, make_plan
+from penstock.experts.reader import Reader
+from penstock.experts.slots import Slots
+from penstock.experts.source import ExpertSource
+from penstock.experts.store import ExpertStore, MappedExperts
+from penstock.experts.streamed import StreamedExperts
+from penstock.experts.trace import TraceHeader, TraceWriter
+from penstock.kernels.ops import Ops
+from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
+from penstock.machine.memory import Memory, read_memory
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.config import ModelConfig
+
+PROGRAM: Final = 300 << 20  # interpreter, torch and the library, as measured after the first step
+PER_TOKEN: Final = 400  # bytes of the tokenizer for each entry of the vocabulary
+DEFAULT_POLICY: Final = "lfru"
+SHORTEST: Final = 4096  # tokens of context that are always planned for
+STATE_SHARE: Final = 8  # without a given context, at most an eighth of the budget for its state
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The plan and those who carry it out."""
+
+    plan: Plan
+    context: int
+    dense: DenseWeights
+    experts: ExpertStore
+    reader: Reader | None = None
+    counters: Counters | None = None
+    recorder: "Recorder | None" = None
+    watch: Watch | None = None
+
+    def begin_step(self) -> None:
+        """Called before every step."""
+        if self.recorder is not None:
+            self.recorder.step += 1
+        if self.watch is not None:
+            self.watch.look()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the beginning."""
+        found: dict[str, Any] = {"mode": self.plan.mode}
+        if self.counters is None or self.reader is None:
+            return found
+        read = self.reader.stats()
+        found |= self.counters.totals() | self.dense.stats()
+        seconds = read["active_ns"] / 1e9
+        found |= {
+            "disk_bytes": read["bytes"],
+            "read_seconds": seconds,
+            "read_bandwidth": read["bytes"] / seconds if seconds else 0.0,
+            "read_latency": read["busy_ns"] / 1e9 / read["reads"] if read["reads"] else 0.0,
+            "read_retries": read["retries"],
+        }
+        stalled = found["stall_seconds"] + found.get("dense_stall_seconds", 0.0)
+        found["overlap"] = 1 - min(1.0, stalled / seconds) if seconds else 1.0
+        if isinstance(self.experts, StreamedExperts):
+            cache = self.experts.cache
+            found |= {"cached": len(cache), "cached_bytes": cache.used, "capacity_bytes": cache.capacity}
+        found["blocks"] = self.counters.by_block()
+        return found
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+        if self.reader is not None:
+            self.reader.close()
+
+
+class Recorder:
+    """Writes what layers ask for to a trace."""
+
+    def __init__(self, options: EngineOptions, fingerprint: Callable[[], str], source: ExpertSource):
+        assert options.trace is not None
+        sizes = dict(zip(source.blocks, source.slot_bytes, strict=True))
+        self._writer = TraceWriter(options.trace, TraceHeader(fingerprint(), sizes, source.experts))
+        self.step = 0
+
+    def record(self, block: int, rows: int, experts: Sequence[int]) -> None:
+        self._writer.write(self.step, block, rows, experts)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def budget_of(options: EngineOptions, memory: Memory) -> int | None:
+    """Bytes; None: no budget, the system decides."""
+    if options.memory == "auto":
+        return memory.safe_budget()
+    return options.memory_bytes
+
+
+def plan_storage(
+    checkpoint: Checkpoint, options: EngineOptions, memory: Memory | None = None
+) -> tuple[Plan, int]:
+    """What goes where, and how long the context may be."""
+    memory = memory or read_memory()
+    sizes = Sizes(checkpoint)
+    budget = budget_of(options, memory)
+    mode = options.streaming
+    limit = checkpoint.config.context_length
+    if budget is None and mode in ("auto", "direct"):
+        whole = sizes.dense + sizes.source.total_bytes
+        if mode == "direct" or whole > memory.safe_budget():
+            budget = memory.safe_budget()  # mapping a file that is larger than memory is no way to run it
+
+    def needs(context: int) -> Needs:
+        layout = StateLayout(
+            checkpoint.config, KV_DTYPES[options.kv_dtype], context, options.max_rewind, checkpoint.has_mtp
+        )
+        base = PROGRAM + PER_TOKEN * checkpoint.config.vocab_size
+        return Needs(base, state_bytes(layout), row_bytes(checkpoint.config))
+
+    context = options.context or limit
+    if options.context is None and budget is not None:
+        while context > SHORTEST and needs(context).state > budget // STATE_SHARE:
+            context = max(SHORTEST, context // 2)
+    plan = make_plan(
+        checkpoint, needs(context), budget=budget, mode=mode, chunk=options.prefill_chunk, sizes=sizes
+    )
+    return plan, context
+
+
+def state_bytes(layout: StateLayout) -> int:
+    """A session's state when its context is full."""
+    memory = SequenceMemory(layout)
+    memory.position = layout.context
+    return memory.live_bytes()
+
+
+def row_bytes(config: ModelConfig) -> int:
+    """Memory that one row of a step takes between a layer's beginning and its end, generously."""
+    streams = config.streams * config.hidden
+    attention = config.heads * config.head_dim + config.index_heads * config.index_dim + 2 * config.index_topk
+    projected = (
+        config.q_rank + config.head_dim + 4 * config.head_dim + 4 * config.index_dim + config.index_heads
+    )
+    widths = [layer.expert_width for layer in config.layers]
+    experts = 2 * (config.experts_used + 1) * max(widths) + 4 * config.hidden
+    return 5 * (
+        streams + attention + projected + experts + 6 * config.hidden + config.o_groups * config.o_rank
+    )
+
+
+def open_storage(
+    checkpoint: Checkpoint, ops: Ops, options: EngineOptions, fingerprint: Callable[[], str]
+) -> Storage:
+    """Makes the stores of the plan.  Weights are read when the model asks `dense` to load."""
+    plan, context = plan_storage(checkpoint, options)
+    simulate = options.simulate_low_precision
+    if plan.mode == "mmap" and options.trace is None:
+        return Storage(plan, context, DenseWeights(checkpoint), MappedExperts(checkpoint, ops, simulate))
+    source, reader = ExpertSource(checkpoint), Reader()
+    counters = Counters([BlockCounters() for _ in source.blocks])
+    slots = Slots(plan.experts_held + plan.ahead)
+    policy = DEFAULT_POLICY if options.policy == "auto" else options.policy
+    recorder = None if options.trace is None else Recorder(options, fingerprint, source)
+    experts = StreamedExperts(
+        source,
+        ops,
+        reader,
+        make_cache(policy, plan.experts_held, source.slot_bytes, source.experts),
+        slots,
+        Ahead(source, reader, slots, plan.ahead, counters),
+        counters,
+        recorder=recorder,
+        simulate_low_precision=simulate,
+    )
+    dense = LoadedDense(checkpoint, reader, plan.streamed, plan.slice_head)
+    watch = None
+    if options.memory == "auto" and plan.mode == "direct":
+        watch = Watch(
+            experts,
+            lowest=2 * source.checkpoint.config.experts_used * plan.expert_bytes,
+            highest=source.total_bytes,
+        )
+    return Storage(plan, context, dense, experts, reader, counters, recorder, watch)

@@ -1,0 +1,219 @@
+"""The weights that every token needs: all but the routed experts.
+
+They stay where the file is mapped, or are read into memory once.  Where not even they fit, some blocks stay and the
+others take turns in two buffers: while one block computes, the next that has no place of its own is read.  The output
+matrix, if it does not fit either, comes in slices.
+"""
+
+import mmap
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+import numpy as np
+from torch import Tensor
+
+from penstock.errors import ReadError
+from penstock.experts.ahead import drop
+from penstock.experts.bundle import Bundle, Bytes
+from penstock.experts.reader import Reader
+from penstock.experts.slots import anonymous
+from penstock.kernels.ops import Ops
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.tensor import TensorInfo, Weight
+
+HEAD: Final = "output.weight"
+EMBEDDING: Final = "token_embd.weight"
+LARGEST_SLICE: Final = 16 << 20  # bytes of the output matrix at a time
+SLICE_ROWS: Final = 128  # in which its slices are counted: scales may stand for that many
+BUFFERS: Final = 2
+
+
+class DenseWeights:
+    """Straight from the mapped file; the operating system decides what stays in memory."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+
+    def weight(self, name: str) -> Weight:
+        return self.checkpoint.weight(name)
+
+    def load(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Brings to memory what is to stay there.  Called once, when every weight has been asked for."""
+
+    def enter(self, block: str) -> None:
+        """The block's weights are about to be used."""
+
+    def leave(self, block: str) -> None:
+        """They are not needed before the next token."""
+
+    def product(self, ops: Ops, x: Tensor, weight: Weight) -> Tensor:
+        """x [rows, hidden] times the output matrix → [rows, vocab]"""
+        return ops.linear(x, weight)
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+
+def block_of(name: str) -> str:
+    """What a tensor comes and goes with: its block, or "" for the few that stand outside of all."""
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first in ("blk", "mtp") else ""
+
+
+class LoadedDense(DenseWeights):
+    """Read into memory: the blocks in `streamed` and the output matrix, if `slice_head`, only for as long as they are
+    used, all others once."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, reader: Reader, streamed: Collection[str] = (), slice_head: bool = False
+    ):
+        super().__init__(checkpoint)
+        self.reader, self.slice_head = reader, slice_head
+        self.order = [block for block in block_order(checkpoint) if block in streamed]
+        self.stall_seconds, self.bytes_read = 0.0, 0
+        self._weights: dict[str, list[Weight]] = {}
+        self._bundles: dict[str, Bundle] = {}
+        self._buffers: list[Bytes] = []
+        self._turn: dict[str, tuple[int, int]] = {}  # streamed block → buffer and job of its latest read
+        for file in checkpoint.files:
+            file.expect_little()
+
+    def weight(self, name: str) -> Weight:
+        weight = super().weight(name)
+        # A token needs one row of the embedding, so that stays in the file.
+        if name != EMBEDDING and not (name == HEAD and self.slice_head):
+            self._weights.setdefault(block_of(name), []).append(weight)
+        return weight
+
+    def load(self, progress: Callable[[int, int], None] | None = None) -> None:
+        self._bundles = {
+            block: Bundle.of([weight.info for weight in weights]) for block, weights in self._weights.items()
+        }
+        held = [block for block in self._bundles if block not in self.order]
+        memory = np.frombuffer(anonymous(max(mmap.PAGESIZE, self.held_bytes)), np.uint8)
+        jobs, at = [], 0
+        for block in held:
+            bundle = self._bundles[block]
+            place = memory[at : at + bundle.nbytes]
+            jobs.append((block, place, self._read(bundle, place, urgent=True)))
+            at += bundle.nbytes
+        done = 0
+        for block, place, job in jobs:
+            self.reader.wait(job)
+            self._place(block, place)
+            done += self._bundles[block].nbytes
+            if progress is not None:
+                progress(done, self.held_bytes)
+        if self.order:
+            size = max(self._bundles[block].nbytes for block in self.order)
+            self._buffers = [np.frombuffer(anonymous(size), np.uint8) for _ in range(BUFFERS)]
+        for number, block in enumerate(self.order[:BUFFERS]):
+            self._begin(block, number)
+        if self.slice_head:
+            self._slices = slices(self.checkpoint.index[HEAD])
+            size = max(bundle.nbytes for bundle in self._slices)
+            self._slice_buffers = [np.frombuffer(anonymous(size), np.uint8) for _ in range(BUFFERS)]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(bundle.nbytes for block, bundle in self._bundles.items() if block not in self.order)
+
+    # ── blocks that take turns ────────────────────────────────────────────────────────────────────────────
+
+    def enter(self, block: str) -> None:
+        if block not in self.order:
+            return
+        if block not in self._turn:  # not the one that was expected, as after an error
+            self._restart(block)
+        number, job = self._turn[block]
+        if job:
+            self.reader.promote(job)
+            begin = time.perf_counter()
+            try:
+                self.reader.wait(job)
+            except ReadError as error:
+                del self._turn[block]
+                raise ReadError(f"weights of {block}: {error}") from None
+            finally:
+                self.stall_seconds += time.perf_counter() - begin
+            self._turn[block] = (number, 0)
+            self._place(block, self._buffers[number])
+
+    def leave(self, block: str) -> None:
+        if block not in self._turn:
+            return
+        number, _ = self._turn.pop(block)
+        at = self.order.index(block)
+        following = self.order[(at + len(self._turn) + 1) % len(self.order)]
+        if following not in self._turn:
+            self._begin(following, number)
+
+    def _begin(self, block: str, buffer: int) -> None:
+        bundle = self._bundles[block]
+        self._turn[block] = (buffer, self._read(bundle, self._buffers[buffer], urgent=False))
+
+    def _restart(self, block: str) -> None:
+        """From this block on, whatever the buffers hold now."""
+        for _, job in self._turn.values():
+            if job:
+                drop(self.reader, job)
+        self._turn.clear()
+        at = self.order.index(block)
+        for number in range(min(BUFFERS, len(self.order))):
+            self._begin(self.order[(at + number) % len(self.order)], number)
+
+    # ── the output matrix in slices ───────────────────────────────────────────────────────────────────────
+
+    def product(self, ops: Ops, x: Tensor, weight: Weight) -> Tensor:
+        if not self.slice_head or weight.info.name != HEAD:
+            return super().product(ops, x, weight)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        jobs = [self._read_slice(number) for number in range(min(BUFFERS, len(self._slices)))]
+        at = 0
+        try:
+            for number, bundle in enumerate(self._slices):
+                begin = time.perf_counter()
+                self.reader.wait(jobs.pop(0))
+                self.stall_seconds += time.perf_counter() - begin
+                (info,) = bundle.infos
+                part = bundle.weight(info, self._slice_buffers[number % BUFFERS])
+                out[:, at : at + info.shape[0]] = ops.linear(x, part)
+                at += info.shape[0]
+                if number + BUFFERS < len(self._slices):
+                    jobs.append(self._read_slice(number + BUFFERS))
+        finally:  # after an error nothing is read to a buffer that others will use
+            for job in jobs:
+                drop(self.reader, job)
+        return out
+
+    def _read_slice(self, number: int) -> int:
+        return self._read(self._slices[number], self._slice_buffers[number % BUFFERS], urgent=True)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read(self, bundle: Bundle, memory: Bytes, urgent: bool) -> int:
+        self.bytes_read += sum(stretch.length for stretch in bundle.stretches)
+        return self.reader.submit(bundle.pieces(self.reader, memory.ctypes.data), urgent=urgent)
+
+    def _place(self, block: str, memory: Bytes) -> None:
+        bundle = self._bundles[block]
+        for weight in self._weights[block]:
+            bundle.place(weight, memory)
+
+    def stats(self) -> dict[str, float]:
+        return {"dense_stall_seconds": self.stall_seconds, "dense_bytes_read": self.bytes_read}
+
+
+def block_order(checkpoint: Checkpoint) -> list[str]:
+    """Blocks in the order in which a token passes through them."""
+    blocks = [f"blk.{number}" for number in range(checkpoint.config.layer_count)]
+    return [*blocks, "mtp.0"] if checkpoint.has_mtp else blocks
+
+
+def slices(info: TensorInfo) -> list[Bundle]:
+    """The output matrix, in pieces of some whole blocks of rows."""
+    block = info.kind.row_bytes(info.shape[1]) * SLICE_ROWS
+    rows = max(1, min(LARGEST_SLICE, info.nbytes // 8) // block) * SLICE_ROWS
+    total = info.shape[0]
+    return [Bundle.of([info.rows(first, min(rows, total - first))]) for first in range(0, total, rows)]

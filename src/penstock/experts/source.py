@@ -1,0 +1,62 @@
+"""Where every routed expert's bytes are, and what they become once they are in memory."""
+
+import mmap
+from functools import cached_property
+from typing import Final
+
+from penstock.experts.bundle import Bundle, Bytes
+from penstock.kernels.ops import Expert
+from penstock.weights.checkpoint import Checkpoint
+
+PARTS: Final = ("gate", "up", "down")
+
+
+class ExpertSource:
+    """The experts of a checkpoint, numbered: key = number of the block · experts per block + number of the expert."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self.experts = checkpoint.config.experts
+        self.blocks = [f"blk.{number}" for number in range(checkpoint.config.layer_count)]
+        if checkpoint.has_mtp:
+            self.blocks.append("mtp.0")
+        self._numbers = {block: number for number, block in enumerate(self.blocks)}
+        self._bundles: dict[int, Bundle] = {}  # made when first used
+
+    def key(self, block: str, expert: int) -> int:
+        return self._numbers[block] * self.experts + expert
+
+    def name(self, key: int) -> str:
+        block, expert = divmod(key, self.experts)
+        return f"expert {expert} of {self.blocks[block]}"
+
+    def bundle(self, key: int) -> Bundle:
+        found = self._bundles.get(key)
+        if found is None:
+            block, expert = divmod(key, self.experts)
+            infos = [self.checkpoint.expert(self.blocks[block], expert, part) for part in PARTS]
+            found = self._bundles[key] = Bundle.of(infos)
+        return found
+
+    def expert(self, key: int, memory: Bytes) -> Expert:
+        """The expert whose bundle has been read to this memory."""
+        bundle = self.bundle(key)
+        return Expert(*(bundle.weight(info, memory) for info in bundle.infos))
+
+    @cached_property
+    def slot_bytes(self) -> list[int]:
+        """For each block, memory that any of its experts fits in wherever in a file it begins."""
+        found = []
+        for number in range(len(self.blocks)):
+            bundle = self.bundle(number * self.experts)
+            data = sum(info.total_bytes for info in bundle.infos)
+            pages = -(-data // mmap.PAGESIZE) + 2 * len(PARTS) * (1 + (bundle.infos[0].scale is not None))
+            found.append(pages * mmap.PAGESIZE)
+        return found
+
+    def size_of(self, key: int) -> int:
+        return self.slot_bytes[key // self.experts]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.experts * sum(self.slot_bytes)

@@ -1,0 +1,149 @@
+"""Where a path lies: the mount, its file system, and the block device behind it."""
+
+import errno
+import mmap
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.errors import ReadError
+from penstock.machine.kernel_files import PROC, SYS, number, text
+
+IN_MEMORY: Final = ("tmpfs", "ramfs")
+OVER_A_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs")
+SECTOR: Final = 512  # the unit of sizes in /sys, whatever the device's own is
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """device: the kernel's number, "259:2"; name: what is mounted, such as /dev/nvme0n1p2 or server:/models;
+    rotational: None where no block device is behind it; size and free: bytes."""
+
+    device: str
+    name: str
+    mount: Path
+    filesystem: str
+    rotational: bool | None
+    size: int
+    free: int
+
+    @property
+    def kind(self) -> str:
+        """In words.  Virtual disks call themselves rotational, whatever they lie on."""
+        name = self.name.removeprefix("/dev/")
+        if self.filesystem in IN_MEMORY:
+            return "memory"
+        if self.filesystem in OVER_A_NETWORK:
+            return "network"
+        if name.startswith(("vd", "xvd")):
+            return "virtual disk"
+        if self.rotational is None:
+            return "not a block device"
+        if self.rotational:
+            return "rotating disk"
+        return "NVMe" if name.startswith("nvme") else "solid-state disk"
+
+
+class _Mount(NamedTuple):
+    device: str
+    point: Path
+    filesystem: str
+    source: str
+
+
+def find_disk(path: Path, proc: Path = PROC, sys: Path = SYS) -> Disk:
+    """The disk that an existing file or folder lies on."""
+    try:
+        path = path.resolve(strict=True)
+        own = _device(path.stat().st_dev)
+        space = os.statvfs(path)
+    except OSError as error:
+        raise ReadError(f"{path}: {error.strerror}") from None
+    # Of the mounts above the path the innermost counts.  The device decides where one hides another; a btrfs
+    # subvolume has a number that no mount shows, so it is not required to be the same.
+    found = max(
+        (mount for mount in _mounts(proc) if path.is_relative_to(mount.point)),
+        key=lambda mount: (mount.device == own, len(mount.point.parts)),
+        default=_Mount(own, Path("/"), "unknown", "unknown"),
+    )
+    device = _block_device(found)
+    block = sys / "dev" / "block" / device
+    return Disk(
+        device=device,
+        name=found.source,
+        mount=found.point,
+        filesystem=found.filesystem,
+        rotational=_rotational(block),
+        size=(number(block / "size") or 0) * SECTOR or space.f_blocks * space.f_frsize,
+        free=space.f_bavail * space.f_frsize,
+    )
+
+
+def open_direct(path: Path) -> tuple[int, bool]:
+    """A descriptor for reading, and whether reads through it go past the page cache.
+
+    Direct reads need offsets, lengths and buffers in multiples of a page.  Some file systems refuse them when the
+    file is opened and some only when it is read, so one page is tried.
+    """
+    flags = getattr(os, "O_DIRECT", 0)
+    try:
+        fd = os.open(path, os.O_RDONLY | flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not flags:
+            raise
+        return os.open(path, os.O_RDONLY), False
+    try:
+        os.preadv(fd, [mmap.mmap(-1, mmap.PAGESIZE)], 0)
+    except OSError as error:
+        os.close(fd)
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, os.O_RDONLY), False
+    return fd, bool(flags)
+
+
+def _mounts(proc: Path) -> list[_Mount]:
+    """Later ones first, because they lie over earlier ones at the same place.
+
+    A line: "27 1 254:0 /root /point rw,relatime shared:1 - ext4 /dev/vda rw"
+    """
+    found = []
+    for line in (text(proc / "self" / "mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        where, what = before.split(), after.split()
+        if len(where) >= 6 and len(what) >= 2:
+            found.append(_Mount(where[2], Path(_unescape(where[4])), what[0], _unescape(what[1])))
+    return found[::-1]
+
+
+def _unescape(word: str) -> str:
+    r""" "a\040b" → "a b" """
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+
+
+def _device(code: int) -> str:
+    return f"{os.major(code)}:{os.minor(code)}"
+
+
+def _block_device(mount: _Mount) -> str:
+    """The number of the device itself: btrfs and others mount under a made-up one."""
+    if mount.device.startswith("0:") and mount.source.startswith("/"):
+        try:
+            status = os.stat(mount.source)
+        except OSError:
+            return mount.device
+        if stat.S_ISBLK(status.st_mode):
+            return _device(status.st_rdev)
+    return mount.device
+
+
+def _rotational(device: Path) -> bool | None:
+    """A partition has no queue of its own; its disk, the folder around it, has."""
+    folder = device.resolve()
+    for queue in (folder / "queue", folder.parent / "queue"):
+        if (found := number(queue / "rotational")) is not None:
+            return bool(found)
+    return None

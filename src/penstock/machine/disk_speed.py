@@ -1,0 +1,130 @@
+"""How fast a disk reads expert-sized pieces: measured once, and remembered for each device."""
+
+import json
+import math
+import mmap
+import os
+import random
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from penstock.errors import OptionError, ReadError
+from penstock.machine.disk import Disk, find_disk, open_direct
+
+PIECE: Final = 7 << 20  # about one expert of the published model
+ALIGNMENT: Final = 4 << 20
+SMALLEST_FILE: Final = 128 << 20  # less than that, and a disk's own cache answers
+SECONDS: Final = 1.0
+MOST_SECONDS: Final = 3.0
+THREADS: Final = 8
+
+
+class Measured(NamedTuple):
+    """when: seconds since 1970; cached: remembered from an earlier measurement."""
+
+    bytes_per_second: float
+    when: float
+    cached: bool
+
+
+def measured(path: Path, again: bool = False) -> Measured:
+    """The reading speed of the disk under `path`, remembered if it was measured before and not asked for `again`."""
+    key = _key(find_disk(path))
+    if not again and (known := _recall(key)) is not None:
+        return known
+    found = Measured(read_bandwidth(path), time.time(), cached=False)
+    _remember(key, found)
+    return found
+
+
+def read_bandwidth(path: Path, seconds: float = SECONDS, threads: int = THREADS) -> float:
+    """Bytes per second of random reads from a large file, past the page cache, several at a time.
+
+    A disk that does not answer is waited for MOST_SECONDS at most.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    if size < SMALLEST_FILE:
+        raise OptionError(
+            f"{path}: {size:,} bytes, expected a file of at least {SMALLEST_FILE:,} to measure a disk with"
+        )
+    finished: list[tuple[int, float]] = []  # bytes of a piece, and when it was there
+    failures: list[OSError] = []
+    try:
+        fd, direct = open_direct(path)
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be read: {error.strerror}") from None
+    begin = time.perf_counter()
+
+    def read_pieces() -> None:
+        buffer = mmap.mmap(-1, PIECE)  # page-aligned, as direct reads need
+        places = random.Random()
+        try:
+            while time.perf_counter() < begin + seconds:
+                offset = places.randrange(0, size - PIECE + 1, ALIGNMENT)
+                if not direct:
+                    os.posix_fadvise(fd, offset, PIECE, os.POSIX_FADV_DONTNEED)
+                count = os.preadv(fd, [buffer], offset)  # lets the other threads run
+                finished.append((count, time.perf_counter() - begin))
+        except OSError as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read_pieces, daemon=True) for _ in range(threads)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(max(0.0, begin + MOST_SECONDS - time.perf_counter()))
+    os.close(fd)  # whoever is late is inside its last read, and the kernel keeps the file for it
+    if failures:
+        raise ReadError(f"{path}: cannot be read: {failures[0].strerror}")
+    pieces = list(finished)
+    if not pieces:
+        raise ReadError(f"{path}: no read of {PIECE:,} bytes came back within {MOST_SECONDS:.0f} seconds")
+    return sum(count for count, _ in pieces) / max(when for _, when in pieces)
+
+
+# ── what was measured before ──────────────────────────────────────────────────────────────────────────────────
+
+
+def cache_path() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "penstock" / "disks.json"
+
+
+def _key(disk: Disk) -> str:
+    """Numbers of devices are given anew at every start, so the file system and the size have to agree too."""
+    return f"{disk.device} {disk.filesystem} {disk.size}"
+
+
+def _load() -> dict[str, Any]:
+    """A damaged file is as good as none: what is missing will be measured."""
+    try:
+        found = json.loads(cache_path().read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _recall(key: str) -> Measured | None:
+    match _load().get(key):
+        case {"bytes_per_second": float(speed), "when": float(when)}:
+            good = math.isfinite(speed) and math.isfinite(when) and speed > 0
+            return Measured(speed, when, cached=True) if good else None
+        case _:
+            return None
+
+
+def _remember(key: str, found: Measured) -> None:
+    """A file system that refuses is no reason to fail."""
+    path = cache_path()
+    entry = {"bytes_per_second": found.bytes_per_second, "when": found.when}
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(json.dumps({**_load(), key: entry}, indent=1))
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""Amounts of memory as a person writes them."""
+
+import re
+from decimal import Decimal
+
+from penstock.errors import OptionError
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power, f"{_letter}b": 10 ** (3 * _power)}
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([a-z]{0,3})")
+_MOST = 1 << 60
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes.  Raises OptionError, naming `flag`, for anything that is not a positive amount.
+
+    >>> parse_size("8GiB", "--memory"), parse_size("8G", "--memory"), parse_size("8GB", "--memory")
+    (8589934592, 8589934592, 8000000000)
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    unit = _UNITS.get(match[2]) if match else None
+    if match and unit:
+        nbytes = int(Decimal(match[1]) * unit)
+        if 0 < nbytes <= _MOST:
+            return nbytes
+    raise OptionError(f"{flag} is {text!r}, expected an amount such as 8GiB, 512MiB or 8GB")

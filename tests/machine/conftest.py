@@ -1,0 +1,3 @@
+from tests.machine.fake import kernel
+
+__all__ = ["kernel"]
