@@ -1,7 +1,7 @@
 """One life of an engine: started on a cold page cache in a memory group of its own, given orders, ended."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,9 @@ class Trial:
     refaults: int | None  # bytes
     neighbours: float  # cores that other processes kept busy meanwhile
     plan: dict[str, Any] = field(default_factory=dict)  # what Penstock says it keeps in memory
+    between: list[float] = field(
+        default_factory=list
+    )  # measured before each order, while the engine was idle
 
     def cold(self, order: str) -> float:
         """Steps per second in the first half of an order."""
@@ -79,7 +82,12 @@ def forget(path: Path) -> str:
     return "whole page cache dropped (posix_fadvise and drop_caches)"
 
 
-def hold(entrant: Entrant, setting: Setting, orders: dict[str, Order]) -> Trial:
+def hold(
+    entrant: Entrant,
+    setting: Setting,
+    orders: dict[str, Order],
+    between: Callable[[], float] | None = None,
+) -> Trial:
     """Raises ChildError if the engine does not survive it."""
     forget(setting.model)
     others = Neighbours()
@@ -99,7 +107,11 @@ def hold(entrant: Entrant, setting: Setting, orders: dict[str, Order]) -> Trial:
                     options=entrant.options,
                 )
             )
-            answers = {name: child.ask(**order) for name, order in (entrant.first | orders).items()}
+            answers, measured = {}, []
+            for name, order in (entrant.first | orders).items():
+                if between:
+                    measured.append(between())
+                answers[name] = child.ask(**order)
         except ChildError as error:
             if group and group.killed:
                 raise ChildError(
@@ -117,6 +129,7 @@ def hold(entrant: Entrant, setting: Setting, orders: dict[str, Order]) -> Trial:
             group.refaults if group else None,
             others.cores(),
             child.first["plan"],
+            measured,
         )
 
 

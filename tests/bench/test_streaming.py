@@ -1,5 +1,6 @@
 """Models larger than memory: what becomes of the numbers, and that mistakes are named."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,19 @@ from benchmarks.children import ChildError
 from benchmarks.contest import PENSTOCK
 from benchmarks.llamacpp_source import Source
 from benchmarks.streaming import arguments, cells, model_file, plot, run
-from benchmarks.streaming_cases import CASES, GIB, LLAMA, SWEEP, Bench, Counts, Means, Row, ratio
+from benchmarks.streaming_cases import (
+    CASES,
+    GIB,
+    LLAMA,
+    SWEEP,
+    Bench,
+    Beside,
+    Counts,
+    Means,
+    Row,
+    ratio,
+    share_of_disk,
+)
 from benchmarks.trial import Entrant, Order, Setting, Trial, in_turn
 from penstock.errors import OptionError
 from penstock.weights.synth import plan_synth
@@ -26,7 +39,13 @@ class Stage:
         self.digest = "same"
         self.failing: set[str] = set()
 
-    def hold(self, entrant: Entrant, _: Setting, orders: dict[str, Order]) -> Trial:
+    def hold(
+        self,
+        entrant: Entrant,
+        _: Setting,
+        orders: dict[str, Order],
+        between: Callable[[], float] | None = None,
+    ) -> Trial:
         if entrant.name in self.failing:
             raise ChildError("Traceback\nOptionError: memory is too small")
         step = 1.0 if entrant.name == LLAMA else 0.1
@@ -38,7 +57,18 @@ class Stage:
             answers[name] = timing | {"counted": counted, "sha256": self.digest}
         peak = entrant.limit and entrant.limit // 2
         plan = {"experts_held": 1, "experts_total": 20}
-        return Trial(entrant.name, answers, 1.0, entrant.limit, peak, 0, 0, 0.0, plan)
+        return Trial(
+            entrant.name,
+            answers,
+            1.0,
+            entrant.limit,
+            peak,
+            0,
+            0,
+            0.0,
+            plan,
+            [between() for _ in orders] if between else [],
+        )
 
 
 @pytest.fixture
@@ -116,6 +146,26 @@ def test_the_sweep_becomes_a_picture() -> None:
     assert picture is not None
     assert picture.count("<circle") == len(SWEEP)
     assert plot(rows("limited"), "title") is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "found", "met"),
+    [((0.7, 0.9, 0.95), 0.9, True), ((0.7, 0.8, 0.9), 0.8, False), ((1.2,), 1.2, None)],
+)
+def test_nobody_reads_faster_than_the_disk(shares: tuple[float, ...], found: float, met: bool | None) -> None:
+    row = share_of_disk(
+        "GB/s", "Penstock", [Beside(share * pace, pace) for pace, share in enumerate(shares, 2)]
+    )
+    assert row.found == pytest.approx(found)
+    assert row.met is met
+
+
+@pytest.mark.usefixtures("stage")
+def test_the_disk_is_measured_around_every_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    paces = iter(range(2, 100, 2))
+    monkeypatch.setattr(streaming_cases, "read_bandwidth", lambda *_, **__: next(paces) * 1e9)
+    reading, *_ = rows("disk")
+    assert reading.values["disk alone"] == [3, 5, 7, 9, 13, 15, 17, 19]  # two runs, each measured once more
 
 
 def test_who_goes_first_changes() -> None:

@@ -111,6 +111,21 @@ def test_who_shares_the_batch_leaves_no_trace(kind: str, layer: Layer, steps: li
 
 
 @by_kind
+def test_more_rows_than_have_queries_at_a_time(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences, the second across the edge between two blocks of rows."""
+    monkeypatch.setattr(f"{__name__}.TOTAL", 900)
+    layer = Layer(tmp_path, Sizes())
+    part = layer.attention(**KINDS[kind])
+    found, expected = [[State(layer, seed) for seed in range(2)] for _ in range(2)]
+    first, second = feed(cpu, layer, part, list(zip(found, (300, 700), strict=True)))
+    for mine, state, count in ((first, expected[0], 300), (second, expected[1], 700)):
+        alone = torch.cat([feed(cpu, layer, part, [(state, size)])[0] for size in (count - 130, 1, 129)])
+        assert_same_bits(mine, alone)
+
+
+@by_kind
 @pytest.mark.parametrize("weights", [types.Q8_0, types.Q4_0], ids=lambda kind: kind.name)
 def test_threads_and_stored_types(kind: str, weights: types.WeightType, tmp_path: Path) -> None:
     """Q4_0 has to be decoded first, so the steps are taken one by one there."""

@@ -10,6 +10,7 @@ from penstock.experts.replay import OPTIMUM, Replayed
 WIDTH, HEIGHT, TOP, BOTTOM = 720, 400, 46, 56
 LEFT, RIGHT = 64, 590
 LEGEND = 606
+LABEL = 66  # width of a size's label
 BASE = HEIGHT - BOTTOM
 OPTIMUM_COLOUR = "#1d2733"
 
@@ -33,9 +34,12 @@ def draw(name: str, total_bytes: int, curves: Mapping[str, Sequence[Replayed]]) 
     for percent in range(0, 101, 20):
         y = height(percent / 100)
         body += [line(LEFT, y, RIGHT, y), text(LEFT - 8, y + 4, f"{percent}%", "end")]
-    for capacity in sizes[:: -(-len(sizes) // 6)]:  # about as many labels as there is room for
-        body.append(text(across(capacity), BASE + 18, size(capacity)))
-        body.append(text(across(capacity), BASE + 34, f"{capacity / total_bytes:.0%}", colour="#6b6f8a"))
+    free = 0.0  # labels that would touch are left out
+    for x, capacity in ((across(capacity), capacity) for capacity in sizes):
+        if x >= free:
+            free = x + LABEL
+            body.append(text(x, BASE + 18, size(capacity)))
+            body.append(text(x, BASE + 34, f"{capacity / total_bytes:.0%}", colour="#6b6f8a"))
     for number, (policy, row) in enumerate(curves.items()):
         colour = OPTIMUM_COLOUR if policy == OPTIMUM else COLOURS[number % len(COLOURS)]
         places = [(across(result.capacity), height(result.hit_rate)) for result in row]

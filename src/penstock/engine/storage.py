@@ -10,7 +10,7 @@ from penstock.experts.ahead import Ahead
 from penstock.experts.cache import make_cache
 from penstock.experts.counters import BlockCounters, Counters
 from penstock.experts.dense import DenseWeights, LoadedDense
-from penstock.experts.planner import Needs, Plan, Sizes, make_plan
+from penstock.experts.planner import BLOCK, Needs, Plan, Sizes, make_plan
 from penstock.experts.reader import Reader
 from penstock.experts.slots import Slots
 from penstock.experts.source import ExpertSource
@@ -122,7 +122,7 @@ def plan_storage(
             checkpoint.config, KV_DTYPES[options.kv_dtype], context, options.max_rewind, checkpoint.has_mtp
         )
         base = PROGRAM + PER_TOKEN * checkpoint.config.vocab_size
-        return Needs(base, state_bytes(layout), row_bytes(checkpoint.config))
+        return Needs(base, state_bytes(layout), row_bytes(checkpoint.config), block_bytes(checkpoint.config))
 
     context = options.context or limit
     if options.context is None and budget is not None:
@@ -142,17 +142,20 @@ def state_bytes(layout: StateLayout) -> int:
 
 
 def row_bytes(config: ModelConfig) -> int:
-    """Memory that one row of a step takes between a layer's beginning and its end, generously."""
+    """Memory that one row of a step takes from a layer's beginning to its end."""
     streams = config.streams * config.hidden
-    attention = config.heads * config.head_dim + config.index_heads * config.index_dim + 2 * config.index_topk
     projected = (
         config.q_rank + config.head_dim + 4 * config.head_dim + 4 * config.index_dim + config.index_heads
     )
-    widths = [layer.expert_width for layer in config.layers]
-    experts = 2 * (config.experts_used + 1) * max(widths) + 4 * config.hidden
-    return 5 * (
-        streams + attention + projected + experts + 6 * config.hidden + config.o_groups * config.o_rank
-    )
+    return 4 * (streams + projected + 6 * config.hidden)
+
+
+def block_bytes(config: ModelConfig) -> int:
+    """What the rows that are processed at a time inside a layer take besides."""
+    queries = config.heads * config.head_dim + config.index_heads * config.index_dim + 2 * config.index_topk
+    width = max(layer.expert_width for layer in config.layers)
+    experts = 2 * (config.experts_used + 1) * width + 2 * config.hidden
+    return 4 * BLOCK * (max(queries, experts) + config.o_groups * config.o_rank)
 
 
 def open_storage(

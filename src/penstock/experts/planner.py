@@ -7,7 +7,7 @@ that do not fit take turns in two buffers.  All that is left belongs to the expe
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from penstock.errors import BudgetError
@@ -19,8 +19,9 @@ from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 MODES: Final = ("auto", "resident", "mmap", "direct")
-CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048)  # rows of a prefill step that a plan chooses from
-CHUNK_SHARE: Final = 12  # of the budget, at most a twelfth for the rows of a chunk
+CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a prefill step that a plan chooses from
+CHUNK_SHARE: Final = 8  # of the budget, at most an eighth for the rows of a chunk
+BLOCK: Final = 512  # rows that some steps take at a time
 AHEAD: Final = 12  # experts read before anybody has asked for them, at most
 SLACK: Final = (
     48 << 20
@@ -34,6 +35,11 @@ class Needs:
     base: int  # interpreter, libraries, tokenizer, tables
     state: int  # one session at its longest
     per_row: int  # one row of a prefill chunk
+    block: int = 0  # what the first rows of a chunk take besides, however many there are
+
+    def work(self, rows: int) -> int:
+        """Memory for a chunk of so many rows."""
+        return rows * self.per_row + min(rows, BLOCK) * self.block // BLOCK
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def make_plan(
     """Raises BudgetError, with the smallest budget that works, if `budget` is below it."""
     sizes = sizes or Sizes(checkpoint)
     source, config = sizes.source, checkpoint.config
-    needs = Needs(needs.base + sizes.tables, needs.state, needs.per_row)
+    needs = replace(needs, base=needs.base + sizes.tables)
     expert = max(source.slot_bytes)
     used = config.experts_used
     sizes_by_block = zip(source.blocks, source.slot_bytes, strict=True)
@@ -145,11 +151,9 @@ def make_plan(
     outside = sizes.blocks[""]
     buffers = BUFFERS * max(sizes.blocks[block] for block in sizes.order)
     first_chunk = chunk or CHUNKS[0]
-    smallest = (
-        fixed + first_chunk * needs.per_row + fewest + min(sizes.dense, outside + buffers + sizes.slices)
-    )
+    smallest = fixed + needs.work(first_chunk) + fewest + min(sizes.dense, outside + buffers + sizes.slices)
 
-    everything = fixed + (chunk or 512) * needs.per_row + sizes.dense + source.total_bytes
+    everything = fixed + needs.work(chunk or 512) + sizes.dense + source.total_bytes
     if mode == "auto":
         mode = "mmap" if budget is None or everything <= budget else "direct"
     if mode != "direct" or budget is None:
@@ -164,7 +168,7 @@ def make_plan(
             budget=budget,
             smallest=smallest,
             chunk=rows,
-            work=rows * needs.per_row,
+            work=needs.work(rows),
             dense_held=sizes.dense,
             dense_buffers=0,
             streamed=(),
@@ -180,11 +184,11 @@ def make_plan(
             f"{_amount(smallest - fixed)} for the weights that are in use at a time"
         )
     rows = chunk or max(
-        size for size in CHUNKS if size == CHUNKS[0] or size * needs.per_row <= budget // CHUNK_SHARE
+        size for size in CHUNKS if size == CHUNKS[0] or needs.work(size) <= budget // CHUNK_SHARE
     )
-    while rows > first_chunk and budget - (smallest - first_chunk * needs.per_row) < rows * needs.per_row:
+    while rows > first_chunk and budget - (smallest - needs.work(first_chunk)) < needs.work(rows):
         rows //= 2
-    room = budget - fixed - rows * needs.per_row - fewest
+    room = budget - fixed - needs.work(rows) - fewest
     streamed, slice_head = _streamed(sizes, room)
     held = sizes.dense - sum(sizes.blocks[block] for block in streamed) - (sizes.head if slice_head else 0)
     buffered = BUFFERS * max((sizes.blocks[block] for block in streamed), default=0)
@@ -196,7 +200,7 @@ def make_plan(
         budget=budget,
         smallest=smallest,
         chunk=rows,
-        work=rows * needs.per_row,
+        work=needs.work(rows),
         dense_held=held,
         dense_buffers=buffered,
         streamed=streamed,

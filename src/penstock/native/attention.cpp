@@ -125,8 +125,8 @@ PS_DISPATCH void attend_token(const ps_attention& a, const ps_attention_call& c,
                 const i64 row = c.picks ? c.picks[token * c.picks_width + beyond] : beyond;
                 if (row < 0) continue;
                 widen(rows, row, dim, to);
-            } else if (c.fresh && p >= c.position) {
-                widen(fresh, p - c.position, dim, to);
+            } else if (c.fresh && p >= c.begun) {
+                widen(fresh, p - c.begun, dim, to);
             } else {
                 widen(ring, p % c.ring->capacity, dim, to);
             }

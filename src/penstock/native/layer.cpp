@@ -1,5 +1,7 @@
 // A whole attention sublayer in one call.  A decoded token has little to compute between two steps, so that leaving
 // and entering the library for each of them would cost more than many of them take.
+#include <algorithm>
+
 #include "steps.h"
 #include "workspace.h"
 
@@ -32,18 +34,21 @@ struct ps_sequence {
 
 namespace {
 
+constexpr i64 BLOCK = 512;  // rows that have queries at a time: those are large
+
 // The results between the steps, one after another in the layer's workspace.
 struct Between {
-    float *projected, *q, *index_q;
+    float *projected, *q, *index_q;  // the latter two of one block of rows
     i64* picks;
 
     Between(const ps_layer& l, i64 rows) {
         const ps_queries& q_of = *l.queries;
         const bool indexed = l.index_compressor != nullptr;
-        const i64 sizes[] = {indexed ? 2 * l.choice : 0, l.inputs->width, q_of.heads * q_of.dim,
-                             indexed ? q_of.index_heads * q_of.index_dim : 0};
+        const i64 block = std::min(rows, BLOCK);
+        const i64 sizes[] = {indexed ? 2 * block * l.choice : 0, rows * l.inputs->width, block * q_of.heads * q_of.dim,
+                             indexed ? block * q_of.index_heads * q_of.index_dim : 0};
         i64 offsets[5] = {};
-        for (int i = 0; i < 4; i++) offsets[i + 1] = offsets[i] + (rows * sizes[i] + 15) / 16 * 16;
+        for (int i = 0; i < 4; i++) offsets[i + 1] = offsets[i] + (sizes[i] + 15) / 16 * 16;
         float* memory = workspace<IN_A_LAYER>(offsets[4]);
         picks = reinterpret_cast<i64*>(memory);
         projected = memory + offsets[1];
@@ -58,6 +63,52 @@ void compress(const ps_compressor* c, const ps_series& series, const float* proj
                 series.rows_kind, threads);
 }
 
+// What tokens [first, first + count) of a sequence see.  q, index_q, picks, cos, sin, projected: theirs; q becomes the
+// result.
+void look(const ps_layer& l, const ps_sequence& s, i64 first, i64 count, float* q, const float* index_q, i64* picks,
+          const float* projected, const float* cos, const float* sin, i64 threads) {
+    const ps_queries& q_of = *l.queries;
+    const i64 position = s.position + first, ratio = l.sight->ratio;
+    const i64 seen = l.compressor ? (position + count) / ratio : 0;
+    const bool choosing = l.index_compressor && seen > l.choice;  // else all that can be seen are chosen
+    if (choosing) {
+        const ps_index task{.q = index_q,
+                            .gates = projected + l.gates_column,
+                            .gates_stride = l.inputs->width,
+                            .tokens = count,
+                            .heads = q_of.index_heads,
+                            .dim = q_of.index_dim,
+                            .rows = s.index.rows,
+                            .rows_stride = q_of.index_dim,
+                            .rows_kind = s.index.rows_kind,
+                            .row_count = seen,
+                            .visible = nullptr,
+                            .position = position,
+                            .ratio = ratio,
+                            .count = l.choice,
+                            .width = l.choice,
+                            .picks = picks};
+        ps_select(&task, threads);
+    }
+    const ps_attention_call call{.q = q,
+                                 .tokens = count,
+                                 .position = position,
+                                 .ring = s.window,
+                                 .fresh = s.fresh,
+                                 .begun = s.position,
+                                 .rows = seen ? s.compressed.rows : nullptr,
+                                 .rows_stride = q_of.dim,
+                                 .rows_kind = s.compressed.rows_kind,
+                                 .row_count = seen,
+                                 .visible = nullptr,
+                                 .picks = choosing ? picks : nullptr,
+                                 .picks_width = choosing ? l.choice : 0,
+                                 .cos = cos,
+                                 .sin = sin,
+                                 .out = q};
+    ps_attend(l.sight, &call, threads);
+}
+
 }  // namespace
 
 // x, out [rows, hidden]; cos, sin [rows, half].
@@ -66,62 +117,31 @@ PS_EXPORT void ps_layer_attention(const ps_layer* l, const ps_sequence* const* s
                                   i64 threads) {
     const ps_queries& q_of = *l->queries;
     const i64 width = l->inputs->width, half = q_of.half, heads = q_of.heads * q_of.dim;
+    const i64 index_heads = q_of.index_heads * q_of.index_dim, hidden = l->output->out_b->rows;
     const Between between(*l, rows);
     ps_project(l->inputs, x, rows, between.projected, threads);
-    ps_queries_of(&q_of, between.projected, width, cos, sin, rows, between.q, between.index_q, threads);
     for (i64 i = 0; i < sequence_count; i++) {
         const ps_sequence& s = *sequences[i];
-        const float *projected = between.projected + s.start * width;
-        const float *own_cos = cos + s.start * half, *own_sin = sin + s.start * half;
-        ps_keys_of(l->keys, projected, width, own_cos, own_sin, s.count, s.window, s.fresh, s.position, threads);
+        const float* projected = between.projected + s.start * width;
+        ps_keys_of(l->keys, projected, width, cos + s.start * half, sin + s.start * half, s.count, s.window, s.fresh,
+                   s.position, threads);
         // Before attention: the token that completes a window already sees that window's row.
-        i64 seen = 0;
-        if (l->compressor) {
-            compress(l->compressor, s.compressed, projected, width, s, threads);
-            seen = (s.position + s.count) / l->sight->ratio;
-        }
-        i64* picks = nullptr;
-        if (l->index_compressor) {
-            compress(l->index_compressor, s.index, projected, width, s, threads);
-            if (seen > l->choice) {  // else all that can be seen are chosen
-                picks = between.picks + s.start * l->choice;
-                const float* index_q = between.index_q + s.start * q_of.index_heads * q_of.index_dim;
-                const ps_index task{.q = index_q,
-                                    .gates = projected + l->gates_column,
-                                    .gates_stride = width,
-                                    .tokens = s.count,
-                                    .heads = q_of.index_heads,
-                                    .dim = q_of.index_dim,
-                                    .rows = s.index.rows,
-                                    .rows_stride = q_of.index_dim,
-                                    .rows_kind = s.index.rows_kind,
-                                    .row_count = seen,
-                                    .visible = nullptr,
-                                    .position = s.position,
-                                    .ratio = l->sight->ratio,
-                                    .count = l->choice,
-                                    .width = l->choice,
-                                    .picks = picks};
-                ps_select(&task, threads);
-            }
-        }
-        float* q = between.q + s.start * heads;  // results take the queries' place
-        const ps_attention_call call{.q = q,
-                                     .tokens = s.count,
-                                     .position = s.position,
-                                     .ring = s.window,
-                                     .fresh = s.fresh,
-                                     .rows = seen ? s.compressed.rows : nullptr,
-                                     .rows_stride = q_of.dim,
-                                     .rows_kind = s.compressed.rows_kind,
-                                     .row_count = seen,
-                                     .visible = nullptr,
-                                     .picks = picks,
-                                     .picks_width = picks ? l->choice : 0,
-                                     .cos = own_cos,
-                                     .sin = own_sin,
-                                     .out = q};
-        ps_attend(l->sight, &call, threads);
+        if (l->compressor) compress(l->compressor, s.compressed, projected, width, s, threads);
+        if (l->index_compressor) compress(l->index_compressor, s.index, projected, width, s, threads);
     }
-    ps_output_of(l->output, between.q, rows, out, threads);
+    for (i64 from = 0; from < rows; from += BLOCK) {
+        const i64 to = std::min(rows, from + BLOCK);
+        ps_queries_of(&q_of, between.projected + from * width, width, cos + from * half, sin + from * half, to - from,
+                      between.q, between.index_q, threads);
+        for (i64 i = 0; i < sequence_count; i++) {
+            const ps_sequence& s = *sequences[i];
+            const i64 first = std::max(from, s.start), last = std::min(to, s.start + s.count);
+            if (first >= last) continue;
+            look(*l, s, first - s.start, last - first, between.q + (first - from) * heads,
+                 between.index_q ? between.index_q + (first - from) * index_heads : nullptr,
+                 between.picks + (first - from) * l->choice, between.projected + first * width, cos + first * half,
+                 sin + first * half, threads);
+        }
+        ps_output_of(l->output, between.q, to - from, out + from * hidden, threads);
+    }
 }

@@ -97,6 +97,7 @@ class Reader {
                 job.chunks.push_back({range, i});
             }
         if (job.waiting()) queue_of(job).push_back(&job);
+        lock.unlock();
         work_.notify_all();
         return id;
     }

@@ -82,8 +82,9 @@ struct ps_attention {
 struct ps_attention_call {
     const float* q;  // [tokens, heads, dim]
     i64 tokens, position;
-    const ps_ring* ring;   // raw rows of positions before `position`, and of the rest too unless there are
-    const void* fresh;     // [tokens, dim] or null: raw rows from `position` on
+    const ps_ring* ring;   // raw rows of positions before `begun`, and of the rest too unless there are
+    const void* fresh;     // [position + tokens - begun, dim] or null: raw rows from `begun` on
+    i64 begun;             // <= position
     const void* rows;      // [row_count, dim] or null: compressed rows
     i64 rows_stride, rows_kind, row_count;
     const i64* visible;    // [tokens] or null: token t sees the first visible[t] compressed rows (null: as many as

@@ -52,9 +52,7 @@ class TensorInfo:
             block = FP8_BLOCK if self.kind is FP8_E4M3 else 1
             scale = scale.rows(first // block, -(-count // block))
         offset = self.offset + first * row_bytes
-        return TensorInfo(
-            self.name, self.kind, (count, columns), self.file, offset, count * row_bytes, scale
-        )
+        return TensorInfo(self.name, self.kind, (count, columns), self.file, offset, count * row_bytes, scale)
 
     def part(self, index: int, first_row: int = 0, rows: int | None = None) -> "TensorInfo":
         """Matrix `index` of a stack [n, out, in], or `rows` of its rows."""

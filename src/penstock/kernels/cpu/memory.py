@@ -205,7 +205,7 @@ def look(
     queries = at(q, "queries") + 4 * start * heads * dim
     skip = 4 * start * half
     call = structs.AttentionCall(
-        *(queries, count, position, place.address, pointer(window.fresh)),
+        *(queries, count, position, place.address, pointer(window.fresh), position),
         *(data, dim, kind, available, None, pointer(picks), width),
         *(at(cos, "cos") + skip, at(sin, "sin") + skip, queries),  # results take the queries' place
     )

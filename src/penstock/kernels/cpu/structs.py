@@ -88,7 +88,9 @@ class AttentionCall(Structure):
     _fields_ = (
         *_fields(c_void_p, "q"),
         *_fields(c_int64, "tokens", "position"),
-        *_fields(c_void_p, "ring", "fresh", "rows"),
+        *_fields(c_void_p, "ring", "fresh"),
+        *_fields(c_int64, "begun"),
+        *_fields(c_void_p, "rows"),
         *_fields(c_int64, "rows_stride", "rows_kind", "row_count"),
         *_fields(c_void_p, "visible", "picks"),
         *_fields(c_int64, "picks_width"),
