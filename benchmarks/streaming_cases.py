@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.children import ChildError
 from benchmarks.contest import PENSTOCK
+from benchmarks.disk import best_bandwidth
 from benchmarks.llamacpp_source import Source
 from benchmarks.trial import Entrant, Order, Setting, Trial, hold, in_turn
-from penstock.machine.disk_speed import read_bandwidth
 
 GIB: Final = 1 << 30
 LLAMA: Final = "llama.cpp"
@@ -259,9 +259,7 @@ def disk(bench: Bench) -> Iterator[Row]:
         f"stretch {number}": whole | {"ids": whole["ids"][number * count :][:count] or whole["ids"][:count]}
         for number in range(STRETCHES)
     }
-    trials = bench.hold([ours], between=lambda: read_bandwidth(bench.model, seconds=2.0) / 1e9, **stretches)[
-        ours.name
-    ]
+    trials = bench.hold([ours], between=lambda: best_bandwidth(bench.model) / 1e9, **stretches)[ours.name]
     for what, seconds in (("reads", _reading_s), ("decodes", _decoding_s)):
         pairs = [pair for trial in trials for pair in _beside_the_disk(trial, list(stretches), seconds)]
         yield share_of_disk(f"GB/s while it {what}", ours.name, pairs)

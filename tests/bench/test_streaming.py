@@ -75,7 +75,7 @@ class Stage:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     acting = Stage()
     monkeypatch.setattr(streaming_cases, "hold", acting.hold)
-    monkeypatch.setattr(streaming_cases, "read_bandwidth", lambda *_, **__: 4e9)
+    monkeypatch.setattr(streaming_cases, "best_bandwidth", lambda *_, **__: 4e9)
     return acting
 
 
@@ -163,7 +163,7 @@ def test_nobody_reads_faster_than_the_disk(shares: tuple[float, ...], found: flo
 @pytest.mark.usefixtures("stage")
 def test_the_disk_is_measured_around_every_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     paces = iter(range(2, 100, 2))
-    monkeypatch.setattr(streaming_cases, "read_bandwidth", lambda *_, **__: next(paces) * 1e9)
+    monkeypatch.setattr(streaming_cases, "best_bandwidth", lambda *_, **__: next(paces) * 1e9)
     reading, *_ = rows("disk")
     assert reading.values["disk alone"] == [3, 5, 7, 9, 13, 15, 17, 19]  # two runs, each measured once more
 

@@ -12,7 +12,8 @@ import pytest
 from penstock.errors import OptionError, ReadError
 from penstock.machine import disk_speed
 from penstock.machine.disk import open_direct
-from penstock.machine.disk_speed import Measured, cache_path, measured, read_bandwidth
+from penstock.machine.disk_speed import NOTES, Measured, measured, read_bandwidth
+from penstock.machine.notes import notes_path
 
 
 @pytest.fixture
@@ -90,15 +91,15 @@ def test_speed_is_remembered_for_the_device(large: Path, monkeypatch: pytest.Mon
     assert measured(large.parent) == Measured(1e9, first.when, cached=True)  # any path on the same device
     assert measured(large, again=True).bytes_per_second == 2e9
     assert measured(large).bytes_per_second == 2e9
-    assert [path.name for path in cache_path().parent.iterdir()] == ["disks.json"]
+    assert [path.name for path in notes_path(NOTES).parent.iterdir()] == ["disks.json"]
 
 
 def test_other_devices_stay_remembered(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_speed, "read_bandwidth", lambda _: 1e9)
-    cache_path().parent.mkdir(parents=True)
-    cache_path().write_text('{"8:1 xfs 1000": {"bytes_per_second": 5.0, "when": 1.0}}')
+    notes_path(NOTES).parent.mkdir(parents=True)
+    notes_path(NOTES).write_text('{"8:1 xfs 1000": {"bytes_per_second": 5.0, "when": 1.0}}')
     measured(large)
-    assert len(found := json.loads(cache_path().read_text())) == 2
+    assert len(found := json.loads(notes_path(NOTES).read_text())) == 2
     assert found["8:1 xfs 1000"]["bytes_per_second"] == 5.0
 
 
@@ -117,12 +118,12 @@ def test_other_devices_stay_remembered(large: Path, monkeypatch: pytest.MonkeyPa
 def test_a_damaged_cache_is_measured_anew(large: Path, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
     monkeypatch.setattr(disk_speed, "read_bandwidth", lambda _: 3e9)
     measured(large)
-    (key,) = json.loads(cache_path().read_text())
-    cache_path().write_text(f'{{"{key}": {entry}}}')
+    (key,) = json.loads(notes_path(NOTES).read_text())
+    notes_path(NOTES).write_text(f'{{"{key}": {entry}}}')
     assert measured(large)[::2] == (3e9, False)
     assert measured(large)[::2] == (3e9, True)
     for content in ("", "[]", "\x00"):
-        cache_path().write_text(content)
+        notes_path(NOTES).write_text(content)
         assert measured(large)[::2] == (3e9, False)
 
 

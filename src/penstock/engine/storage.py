@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.engine.options import EngineOptions
+from penstock.engine.policy_choice import choose_policy, note_trace
 from penstock.engine.watch import Watch
 from penstock.experts.ahead import Ahead
 from penstock.experts.cache import make_cache
@@ -25,7 +26,6 @@ from penstock.weights.config import ModelConfig
 
 PROGRAM: Final = 300 << 20  # interpreter, torch and the library, as measured after the first step
 PER_TOKEN: Final = 400  # bytes of the tokenizer for each entry of the vocabulary
-DEFAULT_POLICY: Final = "lfru"
 SHORTEST: Final = 4096  # tokens of context that are always planned for
 STATE_SHARE: Final = 8  # without a given context, at most an eighth of the budget for its state
 
@@ -69,6 +69,7 @@ class Storage:
         found["overlap"] = 1 - min(1.0, stalled / seconds) if seconds else 1.0
         if isinstance(self.experts, StreamedExperts):
             cache = self.experts.cache
+            found["policy"] = cache.policy.name
             found |= {"cached": len(cache), "cached_bytes": cache.used, "capacity_bytes": cache.capacity}
         found["blocks"] = self.counters.by_block()
         return found
@@ -86,7 +87,8 @@ class Recorder:
     def __init__(self, options: EngineOptions, fingerprint: Callable[[], str], source: ExpertSource):
         assert options.trace is not None
         sizes = dict(zip(source.blocks, source.slot_bytes, strict=True))
-        self._writer = TraceWriter(options.trace, TraceHeader(fingerprint(), sizes, source.experts))
+        self._model, self._path = fingerprint(), options.trace
+        self._writer = TraceWriter(options.trace, TraceHeader(self._model, sizes, source.experts))
         self.step = 0
 
     def record(self, block: int, rows: int, experts: Sequence[int]) -> None:
@@ -94,6 +96,7 @@ class Recorder:
 
     def close(self) -> None:
         self._writer.close()
+        note_trace(self._model, self._path)
 
 
 def budget_of(options: EngineOptions, memory: Memory) -> int | None:
@@ -169,7 +172,9 @@ def open_storage(
     source, reader = ExpertSource(checkpoint), Reader()
     counters = Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
-    policy = DEFAULT_POLICY if options.policy == "auto" else options.policy
+    policy = options.policy
+    if policy == "auto":
+        policy = choose_policy(fingerprint(), plan.experts_held) if plan.mode == "direct" else "lru"
     recorder = None if options.trace is None else Recorder(options, fingerprint, source)
     experts = StreamedExperts(
         source,

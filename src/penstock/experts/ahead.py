@@ -5,10 +5,8 @@ entry like any other when it is asked for.  Reads that somebody waits for go fir
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final, NamedTuple
 
-from penstock.errors import ReadError
 from penstock.experts.counters import Counters
 from penstock.experts.reader import Reader
 from penstock.experts.slots import Slot, Slots
@@ -17,13 +15,6 @@ from penstock.experts.source import ExpertSource
 TRIAL: Final = 256  # guesses after which it is decided whether to go on
 PAUSE: Final = 20_000  # guesses not made before the next trial
 WORTH: Final = 0.4  # right guesses of all, below which the disk's time is better left alone
-
-
-def drop(reader: Reader, job: int) -> None:
-    """Ends a job nobody wants: its memory is free when this returns."""
-    if not reader.cancel(job):
-        with suppress(ReadError):  # also when it is over already
-            reader.wait(job)
 
 
 class Coming(NamedTuple):
@@ -107,7 +98,7 @@ class Ahead:
         reading = []
         for coming in self._unwanted:
             if self.reader.poll(coming.job) or self.reader.cancel(coming.job):
-                drop(self.reader, coming.job)
+                self.reader.drop(coming.job)
                 self._used -= coming.slot.memory.size
                 self.slots.give(coming.slot)
             else:

@@ -18,7 +18,6 @@ from penstock.weights.tensor import TensorInfo, Weight
 NEAR: Final = (
     16 << 10
 )  # bytes that may lie unused between two tensors of one stretch: less than a read of its own costs
-PIECE: Final = 4 << 20  # bytes that one thread reads at a time
 
 Bytes = NDArray[np.uint8]
 
@@ -66,11 +65,8 @@ class Bundle:
     def pieces(self, reader: Reader, address: int) -> Iterator[Piece]:
         """The reads that bring it to memory at `address`."""
         for stretch in self.stretches:
-            file = reader.open(stretch.path)
-            for begin in range(0, stretch.length, PIECE):
-                length = min(PIECE, stretch.length - begin)
-                needed = max(0, min(length, stretch.needed - begin))
-                yield Piece(file, stretch.offset + begin, length, needed, address + stretch.at + begin)
+            file, to = reader.open(stretch.path), address + stretch.at
+            yield Piece(file, stretch.offset, stretch.length, stretch.needed, to)
 
     def weight(self, info: TensorInfo, memory: Bytes) -> Weight:
         """One of the tensors, in this memory [nbytes]."""

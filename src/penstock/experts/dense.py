@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from penstock.errors import ReadError
-from penstock.experts.ahead import drop
 from penstock.experts.bundle import Bundle, Bytes
 from penstock.experts.reader import Reader
 from penstock.experts.slots import anonymous
@@ -157,7 +156,7 @@ class LoadedDense(DenseWeights):
         """From this block on, whatever the buffers hold now."""
         for _, job in self._turn.values():
             if job:
-                drop(self.reader, job)
+                self.reader.drop(job)
         self._turn.clear()
         at = self.order.index(block)
         for number in range(min(BUFFERS, len(self.order))):
@@ -184,7 +183,7 @@ class LoadedDense(DenseWeights):
                     jobs.append(self._read_slice(number + BUFFERS))
         finally:  # after an error nothing is read to a buffer that others will use
             for job in jobs:
-                drop(self.reader, job)
+                self.reader.drop(job)
         return out
 
     def _read_slice(self, number: int) -> int:

@@ -11,18 +11,19 @@ Reads go past the page cache where the file system allows it, several at a time,
 import ctypes
 import errno
 import math
-import mmap
 import os
 import stat
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from ctypes import c_int64
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import ReadError
 from penstock.kernels.cpu.library import expect, native
+from penstock.machine.disk import open_direct
 
 BLOCK: Final = 4096  # what direct reads are aligned to, in the file and in memory
 THREADS: Final = 8
@@ -88,22 +89,10 @@ class OpenFile:
 
 def _open(path: Path) -> tuple[int, bool]:
     """A descriptor, and whether it reads directly."""
-    if hasattr(os, "O_DIRECT"):
-        fd = -1
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            # Some file systems refuse only the read, as do those with blocks that are larger than ours.
-            os.preadv(fd, [mmap.mmap(-1, BLOCK)], 0)
-            return fd, True
-        except OSError as error:
-            if fd >= 0:
-                os.close(fd)
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-    fd = os.open(path, os.O_RDONLY)
-    if hasattr(os, "posix_fadvise"):
+    fd, direct = open_direct(path)
+    if not direct and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing beyond what is asked for
-    return fd, False
+    return fd, direct
 
 
 class Piece(NamedTuple):
@@ -198,6 +187,12 @@ class Reader:
         if cancelled:
             self._jobs.pop(job, None)
         return cancelled
+
+    def drop(self, job: int) -> None:
+        """Ends a job nobody wants, if it has not ended yet: its memory is free when this returns."""
+        if not self.cancel(job):
+            with suppress(ReadError):  # whatever became of it
+                self.wait(job)
 
     def poll(self, job: int) -> bool:
         """Whether the job has finished, well or not."""

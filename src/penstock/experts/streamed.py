@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ReadError
-from penstock.experts.ahead import Ahead, Coming, drop
+from penstock.experts.ahead import Ahead, Coming
 from penstock.experts.cache import Cache, Decision
 from penstock.experts.counters import Counters
 from penstock.experts.reader import Reader
@@ -148,7 +148,7 @@ class StreamedExperts(ExpertStore):
         return self._entries[key].expert
 
     def give_up(self, key: int, coming: Coming) -> None:
-        drop(self.reader, coming.job)
+        self.reader.drop(coming.job)
         self.slots.give(coming.slot)
         self.cache.drop(key)
 

@@ -15,7 +15,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +70,19 @@ class Trace:
     starts: Ints  # [requests + 1]
     keys: Ints  # [accesses] block number times experts per block, plus expert number
     notes: tuple[str, ...] = ()  # what a reader should know, such as a lost end
+
+    def latest(self, accesses: int) -> "Trace":
+        """The end of the trace, about so many experts long."""
+        first = int(np.searchsorted(self.starts, self.starts[-1] - accesses))
+        start = self.starts[first]
+        return replace(
+            self,
+            steps=self.steps[first:],
+            blocks=self.blocks[first:],
+            rows=self.rows[first:],
+            starts=self.starts[first:] - start,
+            keys=self.keys[start:],
+        )
 
     def requests(self) -> Iterator[list[Key]]:
         keys, starts = self.keys.tolist(), self.starts.tolist()

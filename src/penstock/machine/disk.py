@@ -99,7 +99,7 @@ def open_direct(path: Path) -> tuple[int, bool]:
         os.preadv(fd, [mmap.mmap(-1, mmap.PAGESIZE)], 0)
     except OSError as error:
         os.close(fd)
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
         return os.open(path, os.O_RDONLY), False
     return fd, bool(flags)

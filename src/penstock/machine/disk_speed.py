@@ -1,19 +1,19 @@
 """How fast a disk reads expert-sized pieces: measured once, and remembered for each device."""
 
-import json
 import math
 import mmap
 import os
 import random
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.errors import OptionError, ReadError
 from penstock.machine.disk import Disk, find_disk, open_direct
+from penstock.machine.notes import recall, remember
 
+NOTES: Final = "disks"
 PIECE: Final = 7 << 20  # about one expert of the published model
 ALIGNMENT: Final = 4 << 20
 SMALLEST_FILE: Final = 128 << 20  # less than that, and a disk's own cache answers
@@ -88,27 +88,13 @@ def read_bandwidth(path: Path, seconds: float = SECONDS, threads: int = THREADS)
 # ── what was measured before ──────────────────────────────────────────────────────────────────────────────────
 
 
-def cache_path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "penstock" / "disks.json"
-
-
 def _key(disk: Disk) -> str:
     """Numbers of devices are given anew at every start, so the file system and the size have to agree too."""
     return f"{disk.device} {disk.filesystem} {disk.size}"
 
 
-def _load() -> dict[str, Any]:
-    """A damaged file is as good as none: what is missing will be measured."""
-    try:
-        found = json.loads(cache_path().read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _recall(key: str) -> Measured | None:
-    match _load().get(key):
+    match recall(NOTES).get(key):
         case {"bytes_per_second": float(speed), "when": float(when)}:
             good = math.isfinite(speed) and math.isfinite(when) and speed > 0
             return Measured(speed, when, cached=True) if good else None
@@ -117,14 +103,4 @@ def _recall(key: str) -> Measured | None:
 
 
 def _remember(key: str, found: Measured) -> None:
-    """A file system that refuses is no reason to fail."""
-    path = cache_path()
-    entry = {"bytes_per_second": found.bytes_per_second, "when": found.when}
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(json.dumps({**_load(), key: entry}, indent=1))
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+    remember(NOTES, key, {"bytes_per_second": found.bytes_per_second, "when": found.when})
