@@ -146,11 +146,15 @@ class Bench:
     def promises(self, case: str, trials: Trials) -> Iterator[Row]:
         """What holds for Penstock in every case: it keeps to its memory, and the answer is the same."""
         ours = {name: some for name, some in trials.items() if name != LLAMA}
-        use = {name: [t.peak / t.limit for t in some if t.peak and t.limit] for name, some in ours.items()}
-        use = {name: values for name, values in use.items() if values}
-        if use:
-            most = max(max(values) for values in use.values())
-            yield Row(case, "peak of the group / memory", use, most, "≤ 1.00", most <= 1)
+        if self.means.groups:
+            use = {
+                name: [t.peak / t.limit for t in some if t.peak and t.limit] for name, some in ours.items()
+            }
+            most = max((share for shares in use.values() for share in shares), default=None)
+            # The kernel lets nobody go beyond a limit, it kills: who promised too much is missing here.
+            kept = most is not None and most <= 1 and all(len(t) == self.counts.repeat for t in ours.values())
+            use = {name: shares for name, shares in use.items() if shares}
+            yield Row(case, "peak of the group / memory", use, most, "≤ 1.00", kept)
         digests = [trial.answers["digest"]["sha256"] for some in ours.values() for trial in some]
         if digests and self.reference:
             same = sum(digest == self.reference for digest in digests) / len(digests)

@@ -112,7 +112,8 @@ def test_other_bits_are_noticed(stage: Stage) -> None:
 
 def test_who_fails_misses_the_target_and_the_rest_goes_on(stage: Stage) -> None:
     stage.failing = {"Penstock, 3.5 GiB"}
-    _, steady, resident, bits = rows("limited")  # nothing was in a group that is limited
+    _, steady, resident, budget, bits = rows("limited")
+    assert (budget.found, budget.met) == (None, False)
     assert (steady.found, steady.met) == (None, False)
     assert (resident.found, resident.met) == (None, False)
     assert bits.met

@@ -196,6 +196,9 @@ class Engine:
             raise
         for (job, ids), part in zip(taken, heads.split([len(output) for output in outputs]), strict=True):
             job.advance(ids, part.numpy() if len(part) else None)
+        waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
+        if waiting is not None:
+            self.model.announce(torch.tensor(waiting[: self.plan.chunk]))
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
         """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""

@@ -1,7 +1,7 @@
 """Where a model's weights are kept: the plan for a budget of memory, carried out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.engine.options import EngineOptions
@@ -42,35 +42,47 @@ class Storage:
     counters: Counters | None = None
     recorder: "Recorder | None" = None
     watch: Watch | None = None
+    step_began: dict[str, Any] = field(default_factory=dict)
+
+    def totals(self) -> dict[str, Any]:
+        """Counters that only grow."""
+        if self.counters is None or self.reader is None:
+            return {}
+        read = self.reader.stats()
+        return (
+            self.counters.totals()
+            | self.dense.stats()
+            | {
+                "disk_bytes": read["bytes"],
+                "read_seconds": read["active_ns"] / 1e9,
+                "reads": read["reads"],
+                "read_latency_seconds": read["busy_ns"] / 1e9,
+                "read_retries": read["retries"],
+            }
+        )
 
     def begin_step(self) -> None:
         """Called before every step."""
+        self.step_began.clear()
+        self.step_began.update(self.totals())
         if self.recorder is not None:
             self.recorder.step += 1
         if self.watch is not None:
             self.watch.look()
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the beginning."""
+        """Counters since the beginning, those of the latest step, and by block."""
         found: dict[str, Any] = {"mode": self.plan.mode}
-        if self.counters is None or self.reader is None:
+        totals = self.totals()
+        if not totals or self.counters is None:
             return found
-        read = self.reader.stats()
-        found |= self.counters.totals() | self.dense.stats()
-        seconds = read["active_ns"] / 1e9
-        found |= {
-            "disk_bytes": read["bytes"],
-            "read_seconds": seconds,
-            "read_bandwidth": read["bytes"] / seconds if seconds else 0.0,
-            "read_latency": read["busy_ns"] / 1e9 / read["reads"] if read["reads"] else 0.0,
-            "read_retries": read["retries"],
-        }
-        stalled = found["stall_seconds"] + found.get("dense_stall_seconds", 0.0)
-        found["overlap"] = 1 - min(1.0, stalled / seconds) if seconds else 1.0
+        latest = {name: value - self.step_began.get(name, 0) for name, value in totals.items()}
+        found |= totals | _rates(totals)
+        found["step"] = latest | _rates(latest)
         if isinstance(self.experts, StreamedExperts):
             cache = self.experts.cache
-            found["policy"] = cache.policy.name
             found |= {"cached": len(cache), "cached_bytes": cache.used, "capacity_bytes": cache.capacity}
+            found["policy"] = cache.policy.name
         found["blocks"] = self.counters.by_block()
         return found
 
@@ -79,6 +91,18 @@ class Storage:
             self.recorder.close()
         if self.reader is not None:
             self.reader.close()
+
+
+def _rates(totals: dict[str, Any]) -> dict[str, float]:
+    asked = totals["hits"] + totals["misses"]
+    seconds, reads = totals["read_seconds"], totals["reads"]
+    stalled = totals["stall_seconds"] + totals.get("dense_stall_seconds", 0.0)
+    return {
+        "hit_rate": totals["hits"] / asked if asked else 0.0,
+        "read_bandwidth": totals["disk_bytes"] / seconds if seconds else 0.0,
+        "read_latency": totals["read_latency_seconds"] / reads if reads else 0.0,
+        "overlap": 1 - min(1.0, stalled / seconds) if seconds else 1.0,  # of reading, what nobody waited for
+    }
 
 
 class Recorder:

@@ -1,6 +1,6 @@
 """What the store has done so far: every hit, every byte, every wait."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -26,7 +26,6 @@ class Counters:
     prefetch_wasted: int = 0
     read_errors: int = 0
     requests: int = 0  # layers that asked for experts
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def totals(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -41,8 +40,6 @@ class Counters:
             "requests",
         ):
             found[name] = getattr(self, name)
-        asked = found["hits"] + found["misses"]
-        found["hit_rate"] = found["hits"] / asked if asked else 0.0
         return found
 
     def by_block(self) -> list[dict[str, Any]]:

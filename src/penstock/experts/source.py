@@ -4,9 +4,11 @@ import mmap
 from functools import cached_property
 from typing import Final
 
+from penstock.errors import ModelFormatError
 from penstock.experts.bundle import Bundle, Bytes
 from penstock.kernels.ops import Expert
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.tensor import TensorInfo
 
 PARTS: Final = ("gate", "up", "down")
 
@@ -23,6 +25,9 @@ class ExpertSource:
         self._numbers = {block: number for number, block in enumerate(self.blocks)}
         self._bundles: dict[int, Bundle] = {}  # made when first used
 
+    def number(self, block: str) -> int:
+        return self._numbers[block]
+
     def key(self, block: str, expert: int) -> int:
         return self._numbers[block] * self.experts + expert
 
@@ -30,12 +35,21 @@ class ExpertSource:
         block, expert = divmod(key, self.experts)
         return f"expert {expert} of {self.blocks[block]}"
 
+    def infos(self, key: int) -> list[TensorInfo]:
+        """Where the expert's gate, up and down matrices lie."""
+        block, expert = divmod(key, self.experts)
+        return [self.checkpoint.expert(self.blocks[block], expert, part) for part in PARTS]
+
     def bundle(self, key: int) -> Bundle:
         found = self._bundles.get(key)
         if found is None:
-            block, expert = divmod(key, self.experts)
-            infos = [self.checkpoint.expert(self.blocks[block], expert, part) for part in PARTS]
-            found = self._bundles[key] = Bundle.of(infos)
+            found = Bundle.of(self.infos(key))
+            if found.nbytes > self.size_of(key):  # would be read over the end of its slot
+                raise ModelFormatError(
+                    f"{self.checkpoint.path}: {self.name(key)}: {found.nbytes:,} bytes, expected at most "
+                    f"{self.size_of(key):,}, as the first expert of the block has them"
+                )
+            self._bundles[key] = found
         return found
 
     def expert(self, key: int, memory: Bytes) -> Expert:
@@ -48,9 +62,9 @@ class ExpertSource:
         """For each block, memory that any of its experts fits in wherever in a file it begins."""
         found = []
         for number in range(len(self.blocks)):
-            bundle = self.bundle(number * self.experts)
-            data = sum(info.total_bytes for info in bundle.infos)
-            pages = -(-data // mmap.PAGESIZE) + 2 * len(PARTS) * (1 + (bundle.infos[0].scale is not None))
+            infos = self.infos(number * self.experts)
+            data = sum(info.total_bytes for info in infos)
+            pages = -(-data // mmap.PAGESIZE) + 2 * len(PARTS) * (1 + (infos[0].scale is not None))
             found.append(pages * mmap.PAGESIZE)
         return found
 

@@ -8,6 +8,7 @@ are read and computed in ascending order there, the next ones being read meanwhi
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from penstock.errors import ReadError
 from penstock.experts.ahead import Ahead, Coming
 from penstock.experts.cache import Cache, Decision
-from penstock.experts.counters import Counters
+from penstock.experts.counters import BlockCounters, Counters
 from penstock.experts.reader import Reader
 from penstock.experts.rounding import rounded_sum
 from penstock.experts.slots import Slot, Slots
@@ -75,8 +76,9 @@ class StreamedExperts(ExpertStore):
         keys = [self.source.key(block, number) for number in numbers]
         self.counters.requests += 1
         if self.recorder is not None and keys:
-            self.recorder.record(keys[0] // self.source.experts, ids.shape[0], numbers)
-        layer = _Layer(self, x, ids, weights, limit, shared, shared_limit)
+            self.recorder.record(self.source.number(block), ids.shape[0], numbers)
+        number = self.source.number(block)
+        layer = _Layer(self, self.counters.blocks[number], x, ids, weights, limit, shared, shared_limit)
         few = ids.shape[0] <= FEW and not self.simulate
         decisions = self.cache.request(keys)
         try:
@@ -86,8 +88,7 @@ class StreamedExperts(ExpertStore):
             layer.abandon()
             raise
         finally:
-            if keys:
-                self.ahead.settle(keys[0] // self.source.experts)
+            self.ahead.settle(number)
 
     def expect(self, block: str, ids: Tensor) -> None:
         """The block will be asked for these."""
@@ -159,6 +160,7 @@ class _Layer:
     def __init__(
         self,
         store: StreamedExperts,
+        counters: BlockCounters,
         x: Tensor,
         ids: Tensor,
         weights: Tensor,
@@ -166,7 +168,7 @@ class _Layer:
         shared: Expert | None,
         shared_limit: float,
     ):
-        self.store, self.ops = store, store.ops
+        self.store, self.counters, self.ops = store, counters, store.ops
         self.x, self.ids, self.weights, self.limit = x, ids, weights, limit
         self.shared, self.shared_limit = shared, shared_limit
         self.here: dict[int, Expert] = {}  # in memory and not yet computed, by number
@@ -184,7 +186,7 @@ class _Layer:
         for gone in evicted:
             store.release(gone)
         if hit:
-            store.counters.blocks[key // store.source.experts].hits += 1
+            self.counters.hits += 1
             self.here[key % store.source.experts] = store.entry(key)
         else:
             self.coming[key] = store.begin(key)
@@ -196,12 +198,17 @@ class _Layer:
         keys = list(self.coming) if key is None else [key]
         begin = time.perf_counter()
         store.reader.wait_any([self.coming[each].job for each in keys])
-        block = keys[0] // store.source.experts
-        store.counters.blocks[block].stall_seconds += time.perf_counter() - begin
+        self.counters.stall_seconds += time.perf_counter() - begin
         for each in [each for each, coming in self.coming.items() if store.reader.poll(coming.job)]:
             expert = store.arrive(each, self.coming[each])
             del self.coming[each]
             self.here[each % store.source.experts] = expert
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.counters.compute_seconds += time.perf_counter() - begin
 
     def abandon(self) -> None:
         """Nothing of this layer remains that is not whole."""
@@ -234,7 +241,9 @@ class _Layer:
 
     def _add_parts(self, parts: Tensor, shared: Expert | None) -> None:
         if self.here or shared is not None:
-            self.ops.expert_parts(self.x, self.ids, self.here, self.limit, shared, self.shared_limit, parts)
+            with self.computing():
+                arguments = (self.here, self.limit, shared, self.shared_limit, parts)
+                self.ops.expert_parts(self.x, self.ids, *arguments)
             self.here = {}
 
     # ── many rows ─────────────────────────────────────────────────────────────────────────────────────────
@@ -265,7 +274,8 @@ class _Layer:
 
     def _add(self, share: dict[int, Expert], shared: Expert | None, out: Tensor) -> None:
         arguments = (self.x, self.ids, self.weights, share, self.limit, shared, self.shared_limit, out)
-        if self.store.simulate:
-            rounded_sum(self.ops, *arguments)
-        else:
-            self.ops.experts(*arguments)
+        with self.computing():
+            if self.store.simulate:
+                rounded_sum(self.ops, *arguments)
+            else:
+                self.ops.experts(*arguments)

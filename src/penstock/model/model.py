@@ -74,8 +74,7 @@ class DeepSeekV4:
         """Runs this slice's layers on the streams, in place, and stages what the sequences must remember."""
         if streams is None:
             streams = self.embed(batch.tokens)
-        for layer in self.layers:
-            layer.moe.announce(batch.tokens)
+        self.announce(batch.tokens)
         for number, layer in enumerate(self.layers, start=self.first):
             states = [segment.state.layer(number) for segment in batch.segments]
             self.dense.enter(layer.prefix)
@@ -84,6 +83,11 @@ class DeepSeekV4:
         if self.draft is not None:
             self.draft.remember(streams, batch, self)
         return streams
+
+    def announce(self, tokens: Tensor) -> None:
+        """These tokens come next; some layers know by them what to read."""
+        for layer in self.layers:
+            layer.moe.announce(tokens)
 
     def head(self, streams: Tensor) -> Tensor:
         """Final streams [rows, n, hidden] → logits [rows, vocab]"""
