@@ -37,6 +37,7 @@ def bench_command(
     memory: options.Memory = "auto",
     streaming: options.Streaming = "auto",
     policy: options.Policy = "auto",
+    pack: options.Pack = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Write a table to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture to this SVG file.")] = None,
@@ -60,6 +61,7 @@ def bench_command(
         memory=memory,
         streaming=streaming,
         policy=policy,
+        pack=pack,
     )
     frontiers, note = fit_frontiers(frontiers, engine.context, decode)
     notes = [note] if note else []

@@ -56,6 +56,7 @@ def chat_command(
     streaming: options.Streaming = "auto",
     policy: options.Policy = "auto",
     prefetch: options.Prefetch = "auto",
+    pack: options.Pack = "auto",
     trace: options.Trace = None,
     stats: options.Stats = False,
 ) -> None:
@@ -83,6 +84,7 @@ def chat_command(
         streaming=streaming,
         policy=policy,
         prefetch=prefetch,
+        pack=pack,
         trace=trace,
     )
     talk = Talk(engine, conversation)

@@ -11,6 +11,7 @@ from penstock.cli.chat import chat_command
 from penstock.cli.convert import convert_command
 from penstock.cli.doctor import doctor_command
 from penstock.cli.inspect import inspect_command
+from penstock.cli.pack import pack_command
 from penstock.cli.plan import plan_command
 from penstock.cli.run import run_command
 from penstock.cli.synth import synth_command
@@ -48,6 +49,7 @@ app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)
 app.command("doctor")(doctor_command)
 app.command("convert")(convert_command)
+app.command("pack")(pack_command)
 app.command("synth")(synth_command)
 app.add_typer(trace_app, name="trace")
 

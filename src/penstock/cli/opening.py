@@ -1,5 +1,7 @@
 """Opening a model for a command, with progress for those who wait, and what its storage did in one line."""
 
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from penstock.cli import options
 from penstock.engine.engine import Engine
 
 
-def open_engine(model: Path | None, *, memory: str = "auto", **chosen: Any) -> Engine:
+def open_engine(model: Path | None, *, memory: str = "auto", pack: str = "auto", **chosen: Any) -> Engine:
     """The engine for the options that a command was given.  Loading shows on a terminal."""
     columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
@@ -20,12 +22,17 @@ def open_engine(model: Path | None, *, memory: str = "auto", **chosen: Any) -> E
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, visible=True)
 
-        return Engine(
-            model or options.default_model(),
-            memory=None if memory == "none" else memory,
-            progress=progress,
-            **chosen,
-        )
+        with warnings.catch_warnings(record=True) as noticed:
+            engine = Engine(
+                model or options.default_model(),
+                memory=None if memory == "none" else memory,
+                pack=None if pack == "none" else pack,
+                progress=progress,
+                **chosen,
+            )
+    for warning in noticed:  # in the form of an error, without the line of code that Python would add
+        print(f"penstock: {warning.message}", file=sys.stderr)
+    return engine
 
 
 def stats_line(before: dict[str, Any], after: dict[str, Any], seconds: float) -> str:

@@ -34,6 +34,9 @@ Policy = Annotated[
     str, typer.Option(help="Which experts leave memory first: auto, lru, lfu, lfru, s3fifo or hot.")
 ]
 Prefetch = Annotated[str, typer.Option(help="Read experts ahead that will probably be needed: auto or off.")]
+Pack = Annotated[
+    str, typer.Option(help="Read experts from this pack; auto: from MODEL.pack if it is there; none.")
+]
 Trace = Annotated[Path | None, typer.Option(help="Record to this file which experts are needed.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Show what was read, hit and waited for.")]
 SimulateLowPrecision = Annotated[

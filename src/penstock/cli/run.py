@@ -50,6 +50,7 @@ def run_command(
     streaming: options.Streaming = "auto",
     policy: options.Policy = "auto",
     prefetch: options.Prefetch = "auto",
+    pack: options.Pack = "auto",
     trace: options.Trace = None,
     stats: options.Stats = False,
     simulate_low_precision: options.SimulateLowPrecision = False,
@@ -84,6 +85,7 @@ def run_command(
         streaming=streaming,
         policy=policy,
         prefetch=prefetch,
+        pack=pack,
         trace=trace,
         simulate_low_precision=simulate_low_precision,
     )

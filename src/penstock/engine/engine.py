@@ -53,6 +53,7 @@ class Engine:
         streaming: str = "auto",
         policy: str = "auto",
         prefetch: str = "auto",
+        pack: str | Path | None = "auto",
         trace: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ):
@@ -68,6 +69,7 @@ class Engine:
             streaming=streaming,
             policy=policy,
             prefetch=prefetch,
+            pack=pack if pack is None or pack == "auto" else Path(pack),
             trace=Path(trace) if trace is not None else None,
         )
         self.checkpoint: Checkpoint = open_checkpoint(path, mtp)

@@ -26,6 +26,8 @@ class EngineOptions:
                             weights, are read when needed; "resident": read and kept; "auto": by what fits
     policy                  which experts leave the cache first: lru, lfu, lfru, s3fifo, hot, or auto
     prefetch                "auto": read experts ahead that the next layer will probably want; "off"
+    pack                    a file from which each expert is one read (`penstock pack`); "auto": the one beside the
+                            model, if it is there and fits; None: never.  Mapped experts need none
     trace                   a file that records which experts were asked for
     mtp                     a GGUF file with the draft block, if the model's own has none
     """
@@ -41,6 +43,7 @@ class EngineOptions:
     streaming: str = "auto"
     policy: str = "auto"
     prefetch: str = "auto"
+    pack: Path | str | None = "auto"
     trace: Path | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class EngineOptions:
         ):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        if not (self.pack in ("auto", None) or isinstance(self.pack, Path)):
+            raise OptionError(f"pack is {self.pack!r}, expected 'auto', the path of a file or None")
         number = type(self.memory) is int and self.memory > 0
         if not (number or self.memory is None or isinstance(self.memory, str)):
             raise OptionError(

@@ -11,6 +11,7 @@ from penstock.experts.ahead import Ahead
 from penstock.experts.cache import make_cache
 from penstock.experts.counters import BlockCounters, Counters
 from penstock.experts.dense import DenseWeights, LoadedDense
+from penstock.experts.pack import find_source
 from penstock.experts.planner import BLOCK, Needs, Plan, Sizes, make_plan
 from penstock.experts.reader import Reader
 from penstock.experts.slots import Slots
@@ -72,7 +73,8 @@ class Storage:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the beginning, those of the latest step, and by block."""
-        found: dict[str, Any] = {"mode": self.plan.mode}
+        source = self.experts.source if isinstance(self.experts, StreamedExperts) else self.dense.checkpoint
+        found: dict[str, Any] = {"mode": self.plan.mode, "experts_from": str(source.path)}
         totals = self.totals()
         if not totals or self.counters is None:
             return found
@@ -191,10 +193,10 @@ def open_storage(
     """Makes the stores of the plan.  Weights are read when the model asks `dense` to load."""
     plan, context = plan_storage(checkpoint, options)
     simulate = options.simulate_low_precision
+    source = find_source(checkpoint, options.pack)
     if plan.mode == "mmap" and options.trace is None:
         return Storage(plan, context, DenseWeights(checkpoint), MappedExperts(checkpoint, ops, simulate))
-    source, reader = ExpertSource(checkpoint), Reader()
-    counters = Counters([BlockCounters() for _ in source.blocks])
+    reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
     policy = options.policy
     if policy == "auto":

@@ -17,7 +17,7 @@ class ExpertSource:
     """The experts of a checkpoint, numbered: key = number of the block · experts per block + number of the expert."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self.checkpoint = checkpoint
+        self.checkpoint, self.path = checkpoint, checkpoint.path
         self.experts = checkpoint.config.experts
         self.blocks = [f"blk.{number}" for number in range(checkpoint.config.layer_count)]
         if checkpoint.has_mtp:

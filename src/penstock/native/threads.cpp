@@ -63,23 +63,27 @@ i64 time_without_core() {
 // stays away for a while, and for longer each time it comes back to the same.
 class Bench {
   public:
-    // To be called when others had to wait for this helper.
+    // To be called when others had to wait for this helper.  Threads of this program that read files also take a core
+    // now and then, for moments: what counts is whether somebody had a good part of it since the last call.
     void consider() {
-        const i64 before = waited_;
-        waited_ = time_without_core();
-        if (waited_ - before < LATE) return;  // it was slow for some other reason
-        const auto now = std::chrono::steady_clock::now();
+        const auto now = Clock::now();
+        const i64 waited = time_without_core(), lost = waited - waited_;
+        const i64 passed = std::chrono::nanoseconds(now - asked_).count();
+        waited_ = waited;
+        asked_ = now;
+        if (lost < LATE || lost < passed / 4) return;
         span_ = now - back_ < 2 * span_ ? std::min<std::chrono::milliseconds>(2 * span_, LONGEST) : SHORTEST;
         std::this_thread::sleep_for(span_);
-        back_ = now + span_;
+        asked_ = back_ = now + span_;
     }
 
   private:
-    static constexpr i64 LATE = 200'000;
+    using Clock = std::chrono::steady_clock;
+    static constexpr i64 LATE = 1'000'000;  // nanoseconds
     static constexpr std::chrono::milliseconds SHORTEST{5}, LONGEST{160};
     i64 waited_ = time_without_core();
     std::chrono::milliseconds span_ = SHORTEST;
-    std::chrono::steady_clock::time_point back_{};
+    Clock::time_point asked_ = Clock::now(), back_{};
 };
 
 thread_local bool inside = false;  // this thread is running a body
