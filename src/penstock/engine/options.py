@@ -1,6 +1,5 @@
 """What can be chosen when a model is opened: one value that Python, the command line and the server share."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from penstock.errors import OptionError
 from penstock.experts.planner import MODES
 from penstock.experts.policies import POLICIES
 from penstock.kv.state import KV_DTYPES
+from penstock.machine.cpu import read_cpu
 from penstock.sizes import parse_size
 
 
@@ -15,7 +15,7 @@ from penstock.sizes import parse_size
 class EngineOptions:
     """Checked on creation: an impossible value is an error, never ignored.
 
-    threads                 CPU threads; None takes every core this process may use
+    threads                 CPU threads; None takes every core that this process may use, by affinity and quota
     kv_dtype                how attention rows are stored: "f16", "bf16" or "f32"
     simulate_low_precision  round where DeepSeek's own inference code rounds (FP8/FP4)
     context                 most tokens a session may hold; None takes the model's own limit
@@ -80,4 +80,4 @@ class EngineOptions:
 
     @property
     def thread_count(self) -> int:
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or read_cpu().usable

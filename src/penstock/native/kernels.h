@@ -67,7 +67,7 @@ const Kernels* kernels_named(const char* name);
 // The ones in use.  See ps_instruction_set.
 const Kernels& kernels();
 
-constexpr i64 FEW = 3;  // rows of inputs with which weights are used as they are read
+constexpr i64 FEW = 4;  // rows of inputs with which weights are used as they are read
 
 // How a format's inputs must look.
 struct Wants {

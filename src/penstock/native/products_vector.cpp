@@ -15,12 +15,14 @@
 
 namespace {
 
-// One, two or three inputs with `few`, more with `many`, MOST at a time.
+// Up to FEW inputs with `few`, more with `many`, MOST at a time.
 template <i64 MOST, class Few, class Many>
 PS_INLINE void divide(i64 first, i64 last, i64 inputs, bool can_be_few, Few few, Many many) {
     if (can_be_few && inputs == 1) return few.template operator()<1>();
     if (can_be_few && inputs == 2) return few.template operator()<2>();
     if (can_be_few && inputs == 3) return few.template operator()<3>();
+    if (can_be_few && inputs == 4) return few.template operator()<4>();
+    static_assert(FEW == 4);
     for (i64 from = 0; from < inputs; from += MOST)
         for (i64 j = first; j < last; j += PANEL)
             many(j, least(PANEL, last - j), from, least(MOST, inputs - from));

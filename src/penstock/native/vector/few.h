@@ -1,4 +1,4 @@
-// Integer formats with up to three inputs: weights are read as one stream, unpacked in registers and used at once.
+// Integer formats with up to four inputs: weights are read as one stream, unpacked in registers and used at once.
 #pragma once
 
 #include "common.h"
