@@ -40,3 +40,7 @@ class OptionError(PenstockError, ValueError):
 
 class BudgetError(PenstockError, ValueError):
     """A memory budget that the model cannot run in."""
+
+
+class BusyError(PenstockError):
+    """Too much to do already, or about to end: try again later."""

@@ -172,32 +172,58 @@ class Engine:
                 raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
         return tokens
 
-    def _step(self, jobs: "list[_Job]", logits: str) -> None:
-        """One ragged step: as many waiting tokens as a chunk holds, first sessions first."""
-        room = self.plan.chunk
+    @torch.inference_mode()
+    def advance(self, work: Sequence[tuple[Session, Sequence[int], bool]]) -> list[Logits | None]:
+        """One step over all of these tokens, at most `plan.chunk`: (session, ids, whether to return the logits after
+        the last of them).  For schedulers; `feed` takes any number of tokens."""
+        checked = [(session, self._checked(ids), int(wants)) for session, ids, wants in work]
+        if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
+            raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
+        with self._lock:
+            for session, ids, _ in checked:
+                session.state.check_room(len(ids))
+            found = self._run(checked)
+        return [None if part is None else part[-1] for part in found]
+
+    def _run(self, work: Sequence[tuple[Session, list[int], int]]) -> list[Logits | None]:
+        """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
         self._storage.begin_step()
+        batch = self.model.batch([(session.state, ids) for session, ids, _ in work])
+        try:
+            streams = self.model.forward(batch)
+            sizes = [rows for _, _, rows in work]
+            outputs = [
+                streams[segment.stop - rows : segment.stop]
+                for segment, rows in zip(batch.segments, sizes, strict=True)
+            ]
+            heads = self.model.head(torch.cat(outputs)) if sum(sizes) else streams.new_empty(0, 0)
+        except BaseException:
+            for session, _, _ in work:
+                session.state.discard()
+            raise
+        found: list[Logits | None] = []
+        for (session, ids, _), part in zip(work, heads.split(sizes), strict=True):
+            found.append(part.numpy() if len(part) else None)
+            session._advance(ids)
+            session.last_logits = part[-1].numpy().copy() if len(part) else None
+        return found
+
+    def _step(self, jobs: "list[_Job]", logits: str) -> None:
+        """As many waiting tokens as a chunk holds, first sessions first."""
+        room = self.plan.chunk
         taken: list[tuple[_Job, list[int]]] = []
         for job in jobs:
             ids = job.ids[job.done : job.done + room]
             if ids:
                 taken.append((job, ids))
                 room -= len(ids)
-        batch = self.model.batch([(job.session.state, ids) for job, ids in taken])
-        try:
-            streams = self.model.forward(batch)
-            outputs = []
-            for (job, ids), segment in zip(taken, batch.segments, strict=True):
-                rows = segment.rows
-                if logits == "last":
-                    rows = slice(segment.stop - (job.left == len(ids)), segment.stop)
-                outputs.append(streams[rows] if logits != "none" else streams[:0])
-            heads = self.model.head(torch.cat(outputs)) if sum(map(len, outputs)) else streams.new_empty(0, 0)
-        except BaseException:
-            for job, _ in taken:
-                job.session.state.discard()
-            raise
-        for (job, ids), part in zip(taken, heads.split([len(output) for output in outputs]), strict=True):
-            job.advance(ids, part.numpy() if len(part) else None)
+
+        def rows(job: _Job, ids: list[int]) -> int:
+            return {"none": 0, "all": len(ids), "last": int(job.left == len(ids))}[logits]
+
+        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken])
+        for (job, ids), part in zip(taken, found, strict=True):
+            job.advance(ids, part)
         waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
         if waiting is not None:
             self.model.announce(torch.tensor(waiting[: self.plan.chunk]))
@@ -223,11 +249,9 @@ class Engine:
     ) -> Iterator[Step]:
         """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token."""
         session = session or self.session()
-        sampling = sampling or Sampling()
-        past = session.tokens
-        tokenizer = self._text_codec(sampling)
-        ends = {*self.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
-        generation = Generation(session, [*past, *prompt_ids], max_tokens, sampling, ends, tokenizer)
+        generation = self.generation(
+            session, [*session.tokens, *prompt_ids], max_tokens, sampling or Sampling()
+        )
         logits = session.feed(prompt_ids)
         while True:
             assert logits is not None
@@ -236,6 +260,14 @@ class Engine:
             if step.finish_reason is not None:
                 return
             logits = session.feed([step.token])
+
+    def generation(
+        self, session: Session, prompt: Sequence[int], max_tokens: int, sampling: Sampling
+    ) -> Generation:
+        """What turns a session's logits into tokens and text, after a prompt that it has read or will read."""
+        tokenizer = self._text_codec(sampling)
+        ends = {*self.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
+        return Generation(session, prompt, max_tokens, sampling, ends, tokenizer)
 
     def _text_codec(self, sampling: Sampling) -> Tokenizer | None:
         try:
@@ -270,11 +302,9 @@ class _Job:
         return len(self.ids) - self.done
 
     def advance(self, ids: list[int], logits: Logits | None) -> None:
-        self.session._advance(ids)
         self.done += len(ids)
         if logits is not None:
             self.parts.append(logits)
-            self.session.last_logits = logits[-1].copy()
 
     def result(self, logits: str) -> Logits | None:
         """What `feed` returns for this session."""

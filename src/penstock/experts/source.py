@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Final
 
 from penstock.errors import ModelFormatError
-from penstock.experts.bundle import Bundle, Bytes
+from penstock.experts.bundle import NEAR, Bundle, Bytes
 from penstock.kernels.ops import Expert
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.tensor import TensorInfo
@@ -64,8 +64,10 @@ class ExpertSource:
         for number in range(len(self.blocks)):
             infos = self.infos(number * self.experts)
             data = sum(info.total_bytes for info in infos)
-            pages = -(-data // mmap.PAGESIZE) + 2 * len(PARTS) * (1 + (infos[0].scale is not None))
-            found.append(pages * mmap.PAGESIZE)
+            tensors = sum(1 + (info.scale is not None) for info in infos)
+            between = max(NEAR, 2 * mmap.PAGESIZE)  # unused bytes of a stretch, or the ends of two stretches
+            spare = 2 * mmap.PAGESIZE + (tensors - 1) * between
+            found.append(-(-(data + spare) // mmap.PAGESIZE) * mmap.PAGESIZE)
         return found
 
     def size_of(self, key: int) -> int:

@@ -1,0 +1,209 @@
+"""Many requests together: each one's answer is what it is alone, whoever else is there."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
+from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.session_pool import SessionPool
+from penstock.engine.steps import Step
+from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError
+from penstock.weights.synth import synth
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    path: Path = tmp_path_factory.mktemp("scheduler") / "m.gguf"
+    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
+    return Engine(path, context=512, prefill_chunk=32)
+
+
+class Client:
+    """Keeps what a request is told."""
+
+    def __init__(self, prompt: list[int], max_tokens: int = 8, **sampling: object):
+        self.updates: list[Update] = []
+        self.over = threading.Event()
+        options = Sampling(ignore_eos=True, **{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        self.request = Request(prompt, max_tokens, options, self.tell)
+
+    def tell(self, update: Update) -> None:
+        self.updates.append(update)
+        if isinstance(update, Failed) or (isinstance(update, Step) and update.finish_reason):
+            self.over.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [update.token for update in self.updates if isinstance(update, Step)]
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [update for update in self.updates if isinstance(update, Reading)]
+
+    @property
+    def failure(self) -> BaseException | None:
+        return next((update.error for update in self.updates if isinstance(update, Failed)), None)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 256, length).tolist()  # type: ignore[no-any-return]
+
+
+def alone(engine: Engine, client: Client) -> list[int]:
+    request = client.request
+    return [step.token for step in engine.generate(request.prompt, request.max_tokens, request.sampling)]
+
+
+def finish(scheduler: Scheduler) -> None:
+    while scheduler.active or scheduler.waiting:
+        scheduler.step()
+
+
+def test_everybody_gets_their_own_answer(engine: Engine) -> None:
+    clients = [Client(prompt(n, 5 + 23 * n), 4 + n, temperature=n % 2, seed=n) for n in range(7)]
+    scheduler = Scheduler(engine, parallel=3)
+    for client in clients:
+        scheduler.submit(client.request)
+    finish(scheduler)
+    for client in clients:
+        assert client.tokens == alone(engine, client)
+        last = client.updates[-1]
+        assert isinstance(last, Step)
+        assert last.finish_reason == "length"
+        assert [reading.done for reading in client.readings] == sorted(r.done for r in client.readings)
+        assert client.readings[-1].done == client.readings[-1].total == len(client.request.prompt)
+
+
+def test_a_long_prompt_does_not_stop_those_who_decode(engine: Engine) -> None:
+    short, long = Client(prompt(1, 4), 60), Client(prompt(2, 300), 2)
+    scheduler = Scheduler(engine)
+    scheduler.submit(short.request)
+    for _ in range(5):
+        scheduler.step()
+    scheduler.submit(long.request)
+    before = len(short.tokens)
+    steps = 0
+    while not long.tokens:
+        scheduler.step()
+        steps += 1
+    assert steps >= 300 // 32
+    assert len(short.tokens) - before == min(steps, 60 - before)  # one token in every step
+
+
+def test_on_a_thread_of_its_own(engine: Engine) -> None:
+    scheduler = Scheduler(engine, parallel=2)
+    scheduler.start()
+    clients = [Client(prompt(n, 10 + n)) for n in range(6)]
+    for client in clients:
+        scheduler.submit(client.request)
+    for client in clients:
+        assert client.over.wait(60)
+        assert client.tokens == alone(engine, client)
+    scheduler.stop()
+
+
+def test_who_goes_away_is_forgotten(engine: Engine) -> None:
+    stays, leaves, waits = Client(prompt(1, 5), 12), Client(prompt(2, 5), 400), Client(prompt(3, 5))
+    scheduler = Scheduler(engine, parallel=2)
+    for client in (stays, leaves, waits):
+        scheduler.submit(client.request)
+    for _ in range(3):
+        scheduler.step()
+    leaves.request.cancel()
+    seen = len(leaves.updates)
+    scheduler.step()
+    assert len(leaves.updates) == seen
+    assert scheduler.active == 2  # the one that waited is in
+    finish(scheduler)
+    assert stays.tokens == alone(engine, stays)
+    assert waits.tokens == alone(engine, waits)
+
+
+def test_what_is_wrong_is_said_at_once(engine: Engine) -> None:
+    scheduler = Scheduler(engine, waiting=1)
+    with pytest.raises(ContextLengthError, match="no room for an answer"):
+        scheduler.submit(Client([1] * 512).request)
+    with pytest.raises(OptionError, match="max_tokens"):
+        scheduler.submit(Client([1], 0).request)
+    scheduler.submit(Client([1]).request)
+    with pytest.raises(BusyError, match="waiting"):
+        scheduler.submit(Client([1]).request)
+
+
+def test_one_failure_is_not_everybodys(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = Client(prompt(1, 5)), Client(prompt(2, 5))
+    scheduler = Scheduler(engine)
+    scheduler.submit(good.request)
+    scheduler.submit(bad.request)
+    for _ in range(3):
+        scheduler.step()
+    run = engine._run
+    broken = scheduler._active[1].session
+
+    def failing(work):  # type: ignore[no-untyped-def]
+        if any(session is broken for session, _, _ in work):
+            raise ReadError("the disk is gone")
+        return run(work)
+
+    monkeypatch.setattr(engine, "_run", failing)
+    finish(scheduler)
+    assert isinstance(bad.failure, ReadError)
+    assert good.failure is None
+    monkeypatch.undo()
+    assert good.tokens == alone(engine, good)
+
+
+def test_stopping_tells_those_who_are_left(engine: Engine) -> None:
+    scheduler = Scheduler(engine, parallel=1)
+    scheduler.start()
+    clients = [Client(prompt(n, 5), 450) for n in range(2)]
+    for client in clients:
+        scheduler.submit(client.request)
+    scheduler.stop()
+    for client in clients:
+        assert isinstance(client.failure, BusyError)
+
+
+# ── sessions that are used again ──────────────────────────────────────────────────────────────────────────────
+
+
+def ask(scheduler: Scheduler, ids: list[int], max_tokens: int = 8) -> Client:
+    client = Client(ids, max_tokens)
+    scheduler.submit(client.request)
+    finish(scheduler)
+    return client
+
+
+def test_what_was_read_is_not_read_again(engine: Engine) -> None:
+    scheduler = Scheduler(engine)
+    first = ask(scheduler, prompt(1, 100))
+    history = first.request.prompt + first.tokens
+    second = ask(scheduler, history + prompt(2, 20))
+    assert second.readings[0].cached == len(history) - 1  # the last token was sampled but never fed
+    assert second.tokens == alone(engine, second)
+    other = ask(scheduler, first.request.prompt + prompt(3, 30))  # the answer is told differently
+    assert other.readings[0].cached == 100
+    assert other.tokens == alone(engine, other)
+    again = ask(scheduler, first.request.prompt)
+    assert again.readings[0].cached == 99
+    assert again.tokens == first.tokens
+    stranger = ask(scheduler, prompt(9, 50))
+    assert stranger.readings[0].cached == 0
+
+
+def test_the_pool_has_a_budget(engine: Engine) -> None:
+    session = engine.session()
+    session.feed(prompt(0, 40))
+    pool = SessionPool(engine, budget=3 * session.state.live_bytes())
+    for seed in range(6):
+        session = engine.session()
+        session.feed(prompt(seed, 40))
+        pool.give(session)
+    assert len(pool) <= 3
+    assert pool.bytes <= pool.budget
+    assert pool.take([*prompt(5, 40), 1]).position == 40
+    assert pool.take([*prompt(0, 40), 1]).position == 0  # it was the first to go
