@@ -24,7 +24,8 @@ FLOORS = {
     "engine": 6,
     "chat": 7,
     "bench": 7,
-    "cli": 8,
+    "server": 8,
+    "cli": 9,
 }
 ROOT = Path(penstock.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)

@@ -1,9 +1,9 @@
 """Many requests on one engine: those that are being answered advance together, step by step.
 
 Policy.  Up to `parallel` requests are active, in order of arrival; the others wait.  A step takes one token of every
-request that is decoding, and a piece of the oldest prompt that is not read yet.  While others decode, that piece is as
-large as can be read in the time that a step of decoding takes, so that reading a long prompt at most halves their pace;
-when nobody decodes it is a whole chunk.
+request that is decoding, and a piece of the oldest prompt that is not read yet.  While others decode, that piece is
+as large as can be read in the time that a step of decoding takes, so that reading a long prompt at most halves their
+pace; when nobody decodes it is a whole chunk.
 """
 
 import threading
@@ -89,7 +89,7 @@ class Scheduler:
         """Takes a request.  Raises at once what is wrong with it; BusyError if too many wait already."""
         if len(request.prompt) >= self.engine.context:
             raise ContextLengthError(
-                f"{len(request.prompt):,} tokens leave no room for an answer in the context of {self.engine.context:,}"
+                f"{len(request.prompt):,} tokens leave no room for an answer in a context of {self.engine.context:,}"
             )
         self.engine.generation(
             self.engine.session(), request.prompt, request.max_tokens, request.sampling

@@ -1,0 +1,5 @@
+"""All endpoints, API by API."""
+
+from fastapi import APIRouter
+
+ALL: list[APIRouter] = []

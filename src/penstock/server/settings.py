@@ -1,0 +1,49 @@
+"""How a server is run: one value that the command line and tests share."""
+
+from dataclasses import dataclass, field
+
+from penstock.errors import OptionError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Checked on creation.
+
+    host, port      where to listen; beyond this machine only with a key
+    name            what the model is called
+    api_keys        any of them opens the door; none: no door
+    parallel        requests that are answered at a time
+    queue           requests that may wait
+    max_body        bytes of a request
+    max_tokens      most tokens of an answer, whatever is asked for
+    timeout         seconds that a request may take in all; 0: no limit
+    cors            origins that browsers may call from
+    metrics         whether /metrics answers
+    ping            seconds between signs of life while a prompt is read
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    name: str = "deepseek-v4"
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    parallel: int = 8
+    queue: int = 64
+    max_body: int = 64 << 20
+    max_tokens: int = 1 << 20
+    timeout: float = 0.0
+    cors: tuple[str, ...] = ()
+    metrics: bool = True
+    ping: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.host not in LOOPBACK and not self.api_keys:
+            raise OptionError(
+                f"--host {self.host} is open to others than this machine, so --api-key is needed as well"
+            )
+        for name, low in (("port", 0), ("parallel", 1), ("queue", 0), ("max_body", 1024), ("max_tokens", 1)):
+            if getattr(self, name) < low:
+                raise OptionError(f"{name} is {getattr(self, name)!r}, expected a whole number from {low}")
+        if any(not key for key in self.api_keys):
+            raise OptionError("an API key is empty")
