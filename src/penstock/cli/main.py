@@ -14,6 +14,7 @@ from penstock.cli.inspect import inspect_command
 from penstock.cli.pack import pack_command
 from penstock.cli.plan import plan_command
 from penstock.cli.run import run_command
+from penstock.cli.serve import serve_command
 from penstock.cli.synth import synth_command
 from penstock.cli.trace import trace_app
 from penstock.errors import PenstockError
@@ -44,6 +45,7 @@ def _options(
 
 app.command("run")(run_command)
 app.command("chat")(chat_command)
+app.command("serve")(serve_command)
 app.command("plan")(plan_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)

@@ -1,6 +1,7 @@
 """`penstock plan`: what goes where in a budget of memory, and how fast it should be, before anything is loaded."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
 from penstock.engine.storage import plan_storage
+from penstock.errors import OptionError
 from penstock.experts.planner import SLACK, Plan
 from penstock.experts.replay import replay
 from penstock.experts.trace import read_trace
@@ -49,15 +51,17 @@ def plan_command(
     )
     checkpoint = open_checkpoint(path)
     plan, tokens = plan_storage(checkpoint, chosen)
-    speeds = {
+    speeds: dict[str, Any] = {
         "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),
-        "disk_bandwidth": measured(checkpoint.files[0].path, again=measure).bytes_per_second,
+        "disk_bandwidth": _disk_speed(checkpoint.files[0].path, measure),
     }
     hit_rate = plan.hit_rate()
     if trace is not None and plan.mode == "direct":
         found = replay(read_trace(trace), policy, plan.experts_held)
         hit_rate = found.hits / max(1, found.hits + found.misses)
     seconds = plan.seconds_per_token(speeds["memory_bandwidth"], speeds["disk_bandwidth"], hit_rate)
+    if not math.isfinite(speeds["disk_bandwidth"]) and json_output:
+        speeds["disk_bandwidth"] = None  # JSON has no word for it
     report = (
         plan.as_dict() | speeds | {"context": tokens, "hit_rate": hit_rate, "tokens_per_second": 1 / seconds}
     )
@@ -71,6 +75,14 @@ def plan_command(
     room = read_memory().room
     if plan.total > room:
         console.print(f"[yellow]only {size(room)} are free now[/]")
+
+
+def _disk_speed(path: Path, again: bool) -> float:
+    """Bytes per second; infinite where the model is too small to measure a disk with, which then hardly matters."""
+    try:
+        return measured(path, again).bytes_per_second
+    except OptionError:
+        return math.inf
 
 
 def _places(plan: Plan, context: int) -> Table:
@@ -106,10 +118,9 @@ def _places(plan: Plan, context: int) -> Table:
 
 def _expectation(plan: Plan, report: dict[str, Any], traced: bool) -> list[str]:
     whole = sum(plan.read_by_token.values())
-    lines = [
-        f"memory {report['memory_bandwidth'] / 1e9:.1f} GB/s, disk {report['disk_bandwidth'] / 1e9:.2f} GB/s; "
-        f"a token reads {size(whole)}"
-    ]
+    disk = report["disk_bandwidth"]
+    speed = f"{disk / 1e9:.2f} GB/s" if math.isfinite(disk) else "not measured: the model is too small for it"
+    lines = [f"memory {report['memory_bandwidth'] / 1e9:.1f} GB/s, disk {speed}; a token reads {size(whole)}"]
     if plan.mode == "direct":
         source = "by the trace" if traced else "if all are equally likely"
         from_disk = size(int(plan.disk_bytes(report["hit_rate"])))

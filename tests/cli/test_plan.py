@@ -1,0 +1,76 @@
+"""`penstock plan`: what a person and what a program read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock.engine.engine import Engine
+from penstock.errors import BudgetError, OptionError
+from penstock.weights.synth import synth
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("plan") / "m.gguf"
+    synth(path, width="tiny", ratios=(0, 4, 128, 4) * 3, mix="f16", vocab=20_000)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_what_a_person_reads(model: Path) -> None:
+    least = Engine(model, context=256).plan.smallest
+    text = run("-m", model, "--memory", least + 3 * MIB, "--ctx", 256)
+    for word in ("direct", "routed experts", "weights of every token", "take turns", "tokens/s", "hit rate"):
+        assert word in text
+    assert "no limit" in run("-m", model, "--memory", "none")
+
+
+def test_what_a_program_reads_is_what_the_engine_does(model: Path) -> None:
+    least = Engine(model, context=256).plan.smallest
+    found = json.loads(run("-m", model, "--memory", least + 3 * MIB, "--ctx", 256, "--json"))
+    with Engine(model, memory=least + 3 * MIB, context=256) as engine:
+        for name, value in engine.plan.as_dict().items():
+            assert found[name] == (list(value) if isinstance(value, tuple) else value)
+    assert found["context"] == 256
+    assert found["tokens_per_second"] > 0
+    assert found["disk_bandwidth"] is None  # the model is too small to measure a disk with
+
+
+def test_the_disk_is_measured_where_it_can_be(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.machine.disk_speed.SMALLEST_FILE", MIB)
+    found = json.loads(run("-m", model, "--memory", "1GiB", "--json"))
+    assert found["disk_bandwidth"] > 0
+
+
+def test_a_trace_tells_better(model: Path, tmp_path: Path) -> None:
+    plan = Engine(model, context=256).plan
+    memory = plan.smallest + plan.dense + plan.experts_total // 2
+    options = ("-m", model, "--memory", memory, "--ctx", 256, "--streaming", "direct", "--json")
+    with Engine(model, memory=memory, streaming="direct", context=256, trace=tmp_path / "t") as engine:
+        session = engine.session()
+        for _ in range(20):  # one token again and again: after the first time everything is there
+            session.feed([7])
+    uniform, traced = json.loads(run(*options)), json.loads(run(*options, "--trace", tmp_path / "t"))
+    assert traced["hit_rate"] > uniform["hit_rate"]
+
+
+def test_mistakes(model: Path) -> None:
+    with pytest.raises(BudgetError, match="at least"):
+        run("-m", model, "--memory", "20MiB")
+    with pytest.raises(OptionError, match="memory"):
+        run("-m", model, "--memory", "lots")
