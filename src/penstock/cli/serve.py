@@ -1,5 +1,6 @@
 """`penstock serve`: the model for everybody who speaks OpenAI's, Anthropic's or llama.cpp's API."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -76,9 +77,8 @@ def serve_command(
             pack=pack,
             trace=trace,
         )
-        app = BodyLimit(create_app(Service(engine, settings)), settings.max_body)
         print(f"penstock: listening on {address(door)}", flush=True)
-        run(uvicorn.Server(_config(app)), door)
+        run(Server(Service(engine, settings)), door)
 
 
 def read_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
@@ -117,8 +117,30 @@ def address(door: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(server: uvicorn.Server, door: socket.socket) -> None:
-    """Until SIGTERM or SIGINT; answers that are being given may end."""
+class Server(uvicorn.Server):
+    """A service on the web.  When it is told to end, answers may go on for `farewell` seconds; what is left then is
+    told so, and ends as any failed answer does."""
+
+    def __init__(self, service: Service, farewell: float = FAREWELL):
+        self.service, self.farewell = service, farewell
+        super().__init__(
+            uvicorn.Config(
+                BodyLimit(create_app(service), service.settings.max_body),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(farewell) + 5,  # for clients that do not listen
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.ensure_future(asyncio.to_thread(self.service.scheduler.stop, self.farewell))
+        await super().shutdown(sockets)
+        await ending
+
+
+def run(server: Server, door: socket.socket) -> None:
+    """Until SIGTERM or SIGINT."""
 
     def end(*_: object) -> None:
         server.should_exit = True
@@ -127,13 +149,3 @@ def run(server: uvicorn.Server, door: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     server.run(sockets=[door])
-
-
-def _config(app: BodyLimit) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=FAREWELL,
-    )

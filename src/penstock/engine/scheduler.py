@@ -44,6 +44,17 @@ class Failed:
 Update = Reading | Step | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is that is being answered, in tokens; `read` counts those that were `cached`."""
+
+    prompt: int
+    cached: int
+    read: int
+    decoded: int
+    remaining: int
+
+
 @dataclass(eq=False)
 class Request:
     """What is asked, and whom to tell.  `emit` is called on the scheduler's thread and must not wait."""
@@ -67,6 +78,11 @@ class _Active:
         self.cached = session.position
         self.left = request.prompt[session.position :]
         self.prompting = True
+
+    def progress(self) -> Progress:
+        prompt, remaining = len(self.request.prompt), self.generation.remaining
+        read = prompt - len(self.left) if self.prompting else prompt
+        return Progress(prompt, self.cached, read, self.request.max_tokens - remaining, remaining)
 
 
 class Scheduler:
@@ -107,6 +123,10 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def snapshot(self) -> list[Progress]:
+        """How far everybody is, oldest first.  Nobody waits for it: a step may end while it is taken."""
+        return [active.progress() for active in list(self._active)]
 
     def start(self) -> None:
         self._running = True

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from penstock import __version__
 from penstock.errors import PenstockError
-from penstock.server import routes
+from penstock.server import metrics, routes
 from penstock.server.errors import (
     ApiError,
     anthropic_envelope,
@@ -50,6 +50,7 @@ def create_app(service: Service) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    metrics.attach(app, service)  # outermost: it also counts what the doors refuse
     app.add_exception_handler(ApiError, lambda request, error: respond(request, error))
     app.add_exception_handler(PenstockError, lambda request, error: respond(request, api_error(error)))
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]

@@ -2,4 +2,14 @@
 
 from fastapi import APIRouter
 
-ALL: list[APIRouter] = []
+from penstock.server import anthropic, llamacpp, metrics, models, openai_chat, openai_completions, responses
+
+ALL: list[APIRouter] = [
+    anthropic.router,
+    responses.router,
+    models.router,
+    openai_chat.router,
+    openai_completions.router,
+    llamacpp.router,
+    metrics.router,
+]

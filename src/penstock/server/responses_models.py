@@ -1,0 +1,252 @@
+"""A request to OpenAI's Responses API, and the conversation that it means.
+
+Nothing is stored: a client sends the whole conversation each time.  Tools that OpenAI's own servers run, such as web
+search, do not exist here and are left out of the offer.  The model reasons only when it is asked to.  A form of the
+answer (`text.format`) is told to the model; nothing holds it to that form yet.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
+from penstock.engine.sampling import Sampling
+from penstock.server.models import ALIASES
+from penstock.server.request_fields import (
+    Body,
+    JsonObject,
+    Offer,
+    check_results,
+    offer,
+    refusal,
+    text_as,
+    thinking_for,
+)
+
+
+class TextPart(Body):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class Refusal(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | Refusal, Field(discriminator="type")]
+Parts = Annotated[list[Part], text_as("input_text")]
+
+
+class MessageItem(Body):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+
+
+class FunctionCall(Body):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutput(Body):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    summary: list[TextPart] = Field(default_factory=list)
+    content: list[TextPart] | None = None
+
+
+def _with_type(item: Any) -> Any:
+    """The type of a message may be left out."""
+    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
+
+
+def _items(value: Any) -> Any:
+    """A string is what a user says."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Item = Annotated[
+    Annotated[MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem, Field(discriminator="type")],
+    BeforeValidator(_with_type),
+]
+
+
+class Tool(Body):
+    """A function's fields lie flat; of any other tool only the type matters."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class NamedTool(Body):
+    type: str
+    name: str = ""
+
+
+class ToolChoice(Body):
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedTool] = Field(default_factory=list)
+
+
+def _choice(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+class Reasoning(Body):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class Format(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    format: Format | None = None
+
+
+class ResponsesRequest(Body):
+    model: str | None = None
+    input: Annotated[list[Item], BeforeValidator(_items), Field(min_length=1)]
+    instructions: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_choice)] = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    stream: bool | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: JsonValue = None
+    conversation: JsonValue = None
+
+    def chat(self) -> Conversation:
+        for field in ("previous_response_id", "conversation"):
+            if getattr(self, field) is not None:
+                raise refusal(field, "this server stores nothing; send the whole conversation as input")
+        messages = [Message(Role.SYSTEM, self.instructions)] if self.instructions else []
+        messages += _messages(self.input)
+        check_results(messages, "input")
+        form = self.text.format if self.text else None
+        if form and form.type == "json_schema" and form.schema_ is None:
+            raise refusal("text.format.schema", "missing")
+        return Conversation(
+            tuple(messages),
+            self.offer().tools,
+            self.thinking(),
+            response_schema=form.schema_ if form and form.type == "json_schema" else None,
+            json_only=form is not None and form.type == "json_object",
+        )
+
+    def thinking(self) -> Thinking:
+        default = Thinking.HIGH if ALIASES.get(self.model or "") else Thinking.OFF
+        return thinking_for(self.reasoning.effort if self.reasoning else None, "reasoning.effort", default)
+
+    def offer(self) -> Offer:
+        tools = [_function(number, tool) for number, tool in enumerate(self.functions())]
+        match self.tool_choice:
+            case None:
+                return offer(tools, "auto")
+            case ToolChoice(type="auto" | "none" | "required" as choice):
+                return offer(tools, choice)
+            case ToolChoice(type="function", name=str(name)):
+                return offer(tools, "required", name)
+            case ToolChoice(type="allowed_tools", mode=mode):
+                allowed = {tool.name for tool in self.tool_choice.tools}
+                return offer([tool for tool in tools if tool["name"] in allowed], mode)
+            case other:
+                raise refusal(
+                    "tool_choice", f"{other.type!r} is not auto, none, required or a function's name"
+                )
+
+    def functions(self) -> list[Tool]:
+        return [tool for tool in self.tools or [] if tool.type == "function"]
+
+    def sampling(self) -> Sampling:
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+    def echo(self) -> dict[str, Any]:
+        """The fields of a request that its response repeats."""
+        reasoning = self.reasoning or Reasoning()
+        choice = self.tool_choice.model_dump(exclude_unset=True) if self.tool_choice else {"type": "auto"}
+        form = self.text.format if self.text else None
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": reasoning.model_dump(),
+            "store": False,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
+            },
+            "tool_choice": choice if len(choice) > 1 else choice["type"],
+            "tools": [{"strict": None, **tool.model_dump()} for tool in self.functions()],
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "truncation": "disabled",
+        }
+
+
+def _function(number: int, tool: Tool) -> dict[str, Any]:
+    if not tool.name:
+        raise refusal(f"tools.{number}.name", "missing")
+    described = {} if tool.description is None else {"description": tool.description}
+    return {"name": tool.name, **described, "parameters": tool.parameters or {}}
+
+
+def _messages(items: list[MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem]) -> list[Message]:
+    """Reasoning, text and calls that follow each other in this order are one turn of the assistant."""
+    messages: list[Message] = []
+    for item in items:
+        match item:
+            case ReasoningItem():
+                turn = _open_turn(messages, "content", "tool_calls")
+                thoughts = [turn.reasoning] if turn.reasoning else []
+                text = "\n\n".join([*thoughts, _joined(item.content or item.summary)])
+                messages.append(replace(turn, reasoning=text))
+            case MessageItem(role="assistant"):
+                turn = _open_turn(messages, "content", "tool_calls")
+                messages.append(replace(turn, content=_joined(item.content)))
+            case FunctionCall():
+                turn = _open_turn(messages)
+                call = ToolCall(item.call_id, item.name, item.arguments)
+                messages.append(replace(turn, tool_calls=(*turn.tool_calls, call)))
+            case FunctionCallOutput():
+                messages.append(Message(Role.TOOL, _joined(item.output), tool_call_id=item.call_id))
+            case MessageItem():
+                role = Role.USER if item.role == "user" else Role.SYSTEM
+                messages.append(Message(role, _joined(item.content)))
+    return messages
+
+
+def _open_turn(messages: list[Message], *without: str) -> Message:
+    """The assistant's turn that an item belongs to, taken off the end: the last one, unless it has something already
+    that comes after such an item."""
+    last = messages[-1] if messages else None
+    if last is None or last.role is not Role.ASSISTANT or any(getattr(last, name) for name in without):
+        return Message(Role.ASSISTANT)
+    return messages.pop()
+
+
+def _joined(parts: list[TextPart] | list[Part]) -> str:
+    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)

@@ -1,0 +1,33 @@
+"""One server for all tests, on the pocket model."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from penstock.engine.engine import Engine
+from penstock.pocket import pocket_path
+from penstock.server.app import create_app
+from penstock.server.body_limit import BodyLimit
+from penstock.server.service import Service
+from penstock.server.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def service() -> Service:
+    return Service(Engine(pocket_path(), threads=1, context=2048), Settings(max_body=1 << 20))
+
+
+@pytest.fixture(scope="session")
+def client(service: Service) -> Iterator[TestClient]:
+    app = BodyLimit(create_app(service), service.settings.max_body)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def events(text: str) -> list[Any]:
+    """The payloads of a stream, comments left out; `[DONE]` as it is."""
+    found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in found]
