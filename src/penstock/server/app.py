@@ -1,5 +1,6 @@
 """The web application: doors, limits and errors for all APIs; endpoints are in modules of their own."""
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ def create_app(service: Service) -> FastAPI:
         try:
             yield
         finally:
-            service.stop()
+            await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=life)
     app.state.service = service
@@ -75,13 +76,16 @@ def respond(request: Request, error: ApiError) -> JSONResponse:
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
     """The first thing that is wrong, by name."""
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return respond(request, ApiError(400, "the body is not valid JSON", code="invalid_json"))
     field = ".".join(str(part) for part in first["loc"] if part != "body")
     message = f"{field or 'body'}: {first['msg']}"
     return respond(request, ApiError(400, message, code="invalid_value", param=field or None))
 
 
 async def _http(request: Request, error: HTTPException) -> Response:
-    return respond(request, ApiError(error.status_code, str(error.detail), code="not_found"))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return respond(request, ApiError(error.status_code, str(error.detail), code=code))
 
 
 def _refuse_strangers(app: FastAPI, service: Service) -> None:

@@ -33,6 +33,7 @@ KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "unavailable_error",

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from penstock.chat.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, ToolCallStarted
@@ -9,7 +10,6 @@ from penstock.chat.markers import END_THINK
 from penstock.chat.messages import Conversation, Message, Thinking
 from penstock.engine.scheduler import Reading
 from penstock.engine.steps import Step
-from penstock.server.answer_stop import AnswerStop
 from penstock.server.openai_answer import finite, token_name
 from penstock.server.openai_chat_request import ChatRequest
 from penstock.server.service import Service, Token, Usage
@@ -24,27 +24,22 @@ class Choice:
         self.thinks = conversation.thinking is not Thinking.OFF and not body.forces_call
         self._service, self._body, self._conversation = service, body, conversation
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
-        self._sampling = body.sampling(number, top_logprobs=alternatives)
+        self._sampling = replace(body.sampling(number, top_logprobs=alternatives), stop=body.stops)
         self._reasons = self.thinks  # has not begun to answer
         self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
 
     async def run(self) -> AsyncGenerator[Reading | Token, None]:
-        """What happens, up to a stop string."""
+        """What happens."""
         service, body = self._service, self._body
         limit = service.settings.max_tokens if body.limit is None else body.limit
-        stop = AnswerStop(body.stops)
         stream = service.chat(
             self._conversation, limit, self._sampling, self.usage, force_call=body.forces_call
         )
         async with aclosing(stream):
             async for update in stream:
-                if isinstance(update, Reading):
-                    yield update
-                    continue
-                self._note(update)
-                yield Token(update.step, list(stop.events(update.events)))
-                if stop.found:
-                    return
+                if isinstance(update, Token):
+                    self._note(update)
+                yield update
 
     def logprobs(self) -> dict[str, list[dict[str, Any]]] | None:
         """Those of the tokens since the last call, reasoning and answer apart as DeepSeek gives them."""

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.chat.events import Done, Event
 from penstock.chat.messages import Conversation
@@ -100,8 +100,13 @@ class Service:
         """An assistant's turn, token by token; the last one's events end with `Done`.  rendering: see `render`."""
         tokenizer = self.engine.tokenizer
         prompt = render(conversation, **rendering)
-        parser = TokenParser(tokenizer, Parser(thinking=prompt.thinking, tools=bool(conversation.tools)))
-        stream = self.complete(prompt.ids(tokenizer), max_tokens, sampling, usage)
+        # Stop strings end an answer.  In reasoning and tool calls they mean nothing, so they are for the parser.
+        forced = rendering.get("force_call", False)
+        words = Parser(
+            thinking=prompt.thinking, tools=bool(conversation.tools), stop=sampling.stop, forced=forced
+        )
+        parser = TokenParser(tokenizer, words)
+        stream = self.complete(prompt.ids(tokenizer), max_tokens, replace(sampling, stop=()), usage)
         try:
             async for update in stream:
                 if isinstance(update, Reading):
