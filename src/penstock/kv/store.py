@@ -150,7 +150,7 @@ class KvStore:
         try:
             with self._index.transaction():
                 current = self._index.get(entry.key)
-                if current is None:
+                if current is None or current.created != entry.created:
                     return
                 if self._path(entry).exists():
                     self._warn("loaded", reason)

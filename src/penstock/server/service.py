@@ -101,9 +101,12 @@ class Service:
         tokenizer = self.engine.tokenizer
         prompt = render(conversation, **rendering)
         # Stop strings end an answer.  In reasoning and tool calls they mean nothing, so they are for the parser.
-        forced = rendering.get("force_call", False)
         words = Parser(
-            thinking=prompt.thinking, tools=bool(conversation.tools), stop=sampling.stop, forced=forced
+            thinking=prompt.thinking,
+            tools=bool(conversation.tools),
+            stop=sampling.stop,
+            forced=rendering.get("force_call", False),
+            continuing=rendering.get("continue_final", False),
         )
         parser = TokenParser(tokenizer, words)
         stream = self.complete(prompt.ids(tokenizer), max_tokens, replace(sampling, stop=()), usage)
