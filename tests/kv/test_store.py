@@ -352,6 +352,8 @@ def test_index_and_files_are_made_to_agree(store: KvStore, layout: StateLayout) 
     rubbish.write_bytes(b"not a session")
     stranger = store.folder / "README"
     stranger.write_text("not the store's")
+    store._index.set(Entry("../notes", MODEL, 1, 1, "txt", 0.0, 0.0))  # no name of a payload
+    (store.folder.parent / "notes.txt").write_text("not the store's")
     with reopened(store) as again:
         assert again.find([0]) is None
         assert again.find([1]) is not None
@@ -359,6 +361,9 @@ def test_index_and_files_are_made_to_agree(store: KvStore, layout: StateLayout) 
         assert not rubbish.exists()
         assert stranger.exists()
         assert len(again) == len(payloads(again)) == 2
+    with reopened(store, space=1) as again:
+        assert len(again) == len(payloads(again)) == 0
+    assert (store.folder.parent / "notes.txt").exists()
 
 
 def test_only_parts_without_a_writer_are_removed(store: KvStore) -> None:

@@ -234,14 +234,15 @@ class KvStore:
     def _tidy(self) -> None:
         """Makes index and payloads agree, and removes what interrupted writers left."""
         with self._index.transaction():
-            files = {path.name: path for path in self.folder.iterdir()}
-            known = {self._path(entry).name: entry for entry in self._index.entries()}
-            for name in known.keys() - files.keys():
-                self._index.remove(known[name].key)
-            for name, path in files.items():
-                if name not in known and _PAYLOAD.fullmatch(name):
+            files = [path for path in self.folder.iterdir() if _PAYLOAD.fullmatch(path.name)]
+            known = {self._path(entry): entry.key for entry in self._index.entries()}
+            for path in known.keys() - set(files):
+                self._index.remove(known[path])
+            for path in files:
+                if path not in known:
                     self._adopt(path)
-                elif _is_left_over(path):
+            for path in self.folder.glob("*.part"):
+                if _is_left_over(path):
                     path.unlink(missing_ok=True)
             self._make_room(0)
 
