@@ -1,50 +1,56 @@
 """How fast a disk reads at best: the pace that no engine can beat, so it must not be measured too low.
 
-With other programs keeping both of two cores busy, reads as large as an expert came at 2.3 to 3.4 GB/s and smaller
-ones at 4.2 to 4.6; with nothing added, neither was reliably the faster.  So both are measured, and the faster counts.
+Direct reads all over a file by threads that do nothing else, several at a time, into large pages: one page table
+entry per 2 MiB costs the processor less than 512 of them.  What an engine reads at a time is measured and larger
+pieces, and the fastest counts.
 """
 
-import mmap
-import os
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import OptionError
-from penstock.machine.disk import open_direct
+import numpy as np
 
-THREADS: Final = 8
-PIECES: Final = (7 << 20, 512 << 10)  # about one expert, and what Penstock reads at a time
-SECONDS: Final = 1.5  # for each
+from penstock.errors import OptionError
+from penstock.experts.reader import BLOCK, CHUNK, Piece, Reader
+from penstock.experts.slots import anonymous
+
+EXPERT: Final = 7 << 20  # bytes, about
+IN_FLIGHT: Final = 12  # experts
+CHUNKS: Final = (CHUNK, 1 << 20, 2 << 20)  # bytes that a thread reads at a time
+SECONDS: Final = 1.0  # for each
 
 
 def best_bandwidth(path: Path, seconds: float = SECONDS) -> float:
-    """Bytes per second of direct reads all over a file, several at a time."""
-    return max(_bandwidth(path, piece, seconds) for piece in PIECES)
+    """Bytes per second."""
+    return max(_bandwidth(path, chunk, seconds) for chunk in CHUNKS)
 
 
-def _bandwidth(path: Path, piece: int, seconds: float) -> float:
-    size = path.stat().st_size
-    if size < max(PIECES):
-        raise OptionError(
-            f"{path}: {size:,} bytes, expected at least {max(PIECES):,} to measure the disk with"
-        )
-    descriptor, direct = open_direct(path)
-    begin = time.perf_counter()
-
-    def read() -> int:
-        done, buffer, places = 0, mmap.mmap(-1, piece), random.Random()  # page-aligned, as direct reads need
-        while time.perf_counter() - begin < seconds:
-            done += os.preadv(descriptor, [buffer], places.randrange(0, size - piece + 1, mmap.PAGESIZE))
-        return done
-
+def _bandwidth(path: Path, chunk: int, seconds: float) -> float:
+    reader = Reader(chunk=chunk)
     try:
-        if not direct:
+        file = reader.open(path)
+        if file.size < 2 * EXPERT:
+            raise OptionError(
+                f"{path}: {file.size:,} bytes, expected {2 * EXPERT:,} to measure the disk with"
+            )
+        if not file.direct:
             raise OptionError(f"{path}: its file system has no direct reads, so the disk cannot be measured")
-        with ThreadPoolExecutor(THREADS) as pool:
-            done = sum(future.result() for future in [pool.submit(read) for _ in range(THREADS)])
-        return done / (time.perf_counter() - begin)
+        memory = np.frombuffer(anonymous(IN_FLIGHT * EXPERT), np.uint8)
+        memory[::BLOCK] = 1  # so that every page exists
+        places = random.Random()
+
+        def submit(slot: int) -> int:
+            offset = places.randrange(0, file.size - EXPERT, BLOCK)
+            return reader.submit([Piece(file, offset, EXPERT, EXPERT, memory.ctypes.data + slot * EXPERT)])
+
+        jobs = [submit(slot) for slot in range(IN_FLIGHT)]
+        begin, done = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds:
+            reader.wait(jobs[done % IN_FLIGHT])
+            jobs[done % IN_FLIGHT] = submit(done % IN_FLIGHT)
+            done += 1
+        return done * EXPERT / (time.perf_counter() - begin)
     finally:
-        os.close(descriptor)
+        reader.close()

@@ -344,11 +344,11 @@ def test_nothing_is_left_of_a_pack_that_failed(
 def test_experts_of_one_block_in_several_types(tmp_path: Path, kind: WeightType, message: str) -> None:
     """A pack has no place for them, and large ones do not fit the slots that are planned for the block."""
     checkpoint = open_checkpoint(make_model("official", tmp_path))
-    name = "blk.1.ffn_up_exps.5.weight"
-    other = replace(
-        checkpoint.index[name], kind=kind, nbytes=kind.nbytes(checkpoint.index[name].shape), scale=None
-    )
-    mixed = replace(checkpoint, index=checkpoint.index | {name: other})
+    others = {}
+    for part in ("gate", "up", "down"):
+        info = checkpoint.index[f"blk.1.ffn_{part}_exps.5.weight"]
+        others[info.name] = replace(info, kind=kind, nbytes=kind.nbytes(info.shape), scale=None)
+    mixed = replace(checkpoint, index=checkpoint.index | others)
     with pytest.raises(ModelFormatError, match=message):
         write_pack(mixed, tmp_path / "experts")
     assert not (tmp_path / "experts").exists()
