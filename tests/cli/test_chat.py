@@ -79,7 +79,8 @@ class Terminal:
             except AssertionError:
                 continue
             return
-        raise AssertionError(f"no interrupt brought {text!r}")
+        shown = ESCAPES.sub("", self.raw)[-2000:]
+        raise AssertionError(f"no interrupt brought {text!r}; the terminal shows {shown!r}")
 
     @property
     def ended(self) -> bool:
