@@ -40,7 +40,9 @@ class Terminal:
         self.process_id, self.terminal = pty.fork()
         if self.process_id == 0:
             os.environ.update(ENVIRONMENT, XDG_STATE_HOME=str(state))
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # a shell's background jobs inherit that it is ignored
             os.execv(sys.executable, [sys.executable, "-c", PROGRAM, "-m", str(model), *options])
         self.raw = ""
         self.seen = 0
