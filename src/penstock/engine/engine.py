@@ -88,7 +88,11 @@ class Engine:
             simulate_low_precision=simulate_low_precision,
             prefetch=prefetch == "auto",
         )
-        self._storage.dense.load(progress)
+        try:
+            self._storage.dense.load(progress)
+        except BaseException:
+            self._storage.close()  # nothing may be read to memory that goes away
+            raise
         self._layout = StateLayout(
             self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.model.draft is not None
         )

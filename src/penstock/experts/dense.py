@@ -40,6 +40,10 @@ class DenseWeights:
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Brings to memory what is to stay there.  Called once, when every weight has been asked for."""
 
+    def stays(self, block: str) -> bool:
+        """Whether the block's weights can be used at any time, not only between `enter` and `leave`."""
+        return True
+
     def enter(self, block: str) -> None:
         """The block's weights are about to be used."""
 
@@ -119,6 +123,9 @@ class LoadedDense(DenseWeights):
         return sum(bundle.nbytes for block, bundle in self._bundles.items() if block not in self.order)
 
     # ── blocks that take turns ────────────────────────────────────────────────────────────────────────────
+
+    def stays(self, block: str) -> bool:
+        return block not in self.order
 
     def enter(self, block: str) -> None:
         if block not in self.order:

@@ -54,7 +54,8 @@ class DeepSeekV4:
         ]
         if prefetch:
             for layer, following in pairwise(self.layers):
-                layer.moe.foresee(following.moe)
+                if self.dense.stays(following.prefix):  # its router is asked before its turn
+                    layer.moe.foresee(following.moe)
         self.embedding = blueprint.weight("token_embd.weight")
         self.hyper_head = HyperHead(blueprint, "output_hc")
         self.output_norm = blueprint.vector("output_norm.weight")
