@@ -1,18 +1,16 @@
 """Many requests together: each one's answer is what it is alone, whoever else is there."""
 
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
-from penstock.engine.sampling import Sampling
-from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.scheduler import Scheduler
 from penstock.engine.session_pool import SessionPool
 from penstock.engine.steps import Step
 from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError
 from penstock.weights.synth import synth
+from tests.engine.clients import Client, alone, finish, prompt
 
 
 @pytest.fixture(scope="module")
@@ -20,47 +18,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     path: Path = tmp_path_factory.mktemp("scheduler") / "m.gguf"
     synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
     return Engine(path, context=512, prefill_chunk=32)
-
-
-class Client:
-    """Keeps what a request is told."""
-
-    def __init__(self, prompt: list[int], max_tokens: int = 8, **sampling: object):
-        self.updates: list[Update] = []
-        self.over = threading.Event()
-        options = Sampling(ignore_eos=True, **{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.request = Request(prompt, max_tokens, options, self.tell)
-
-    def tell(self, update: Update) -> None:
-        self.updates.append(update)
-        if isinstance(update, Failed) or (isinstance(update, Step) and update.finish_reason):
-            self.over.set()
-
-    @property
-    def tokens(self) -> list[int]:
-        return [update.token for update in self.updates if isinstance(update, Step)]
-
-    @property
-    def readings(self) -> list[Reading]:
-        return [update for update in self.updates if isinstance(update, Reading)]
-
-    @property
-    def failure(self) -> BaseException | None:
-        return next((update.error for update in self.updates if isinstance(update, Failed)), None)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, length).tolist()  # type: ignore[no-any-return]
-
-
-def alone(engine: Engine, client: Client) -> list[int]:
-    request = client.request
-    return [step.token for step in engine.generate(request.prompt, request.max_tokens, request.sampling)]
-
-
-def finish(scheduler: Scheduler) -> None:
-    while scheduler.active or scheduler.waiting:
-        scheduler.step()
 
 
 def test_everybody_gets_their_own_answer(engine: Engine) -> None:
@@ -205,5 +162,5 @@ def test_the_pool_has_a_budget(engine: Engine) -> None:
         pool.give(session)
     assert len(pool) <= 3
     assert pool.bytes <= pool.budget
-    assert pool.take([*prompt(5, 40), 1]).position == 40
-    assert pool.take([*prompt(0, 40), 1]).position == 0  # it was the first to go
+    assert pool.take([*prompt(5, 40), 1]).session.position == 40
+    assert pool.take([*prompt(0, 40), 1]).session.position == 0  # it was the first to go

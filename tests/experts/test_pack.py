@@ -148,7 +148,7 @@ def test_experts_really_come_from_the_pack(packed: Path, tmp_path: Path) -> None
 
 def test_a_failed_read_names_the_pack(packed: Path) -> None:
     with Engine(packed, context=256, streaming="resident") as engine:
-        reader = engine._storage.reader
+        reader = engine.storage.reader
         assert reader is not None
         reader.inject(EIO, reader.open(pack_path(packed)), 1000)
         with pytest.raises(ReadError, match=r"expert \d+ of blk\.0: .*q2\.gguf\.pack"):

@@ -209,7 +209,7 @@ def test_replay_finds_the_engines_own_counters(
 
 
 def reader_of(engine: Engine) -> tuple[Reader, OpenFile]:
-    reader = engine._storage.reader
+    reader = engine.storage.reader
     assert reader is not None
     return reader, reader.open(engine.checkpoint.path)
 

@@ -224,7 +224,7 @@ def test_a_failed_step_takes_no_rewind_away(
 
 
 def test_state_grows_without_moving(engine: penstock.Engine, tiny: TinyModel) -> None:
-    state = SequenceMemory(engine._layout)
+    state = SequenceMemory(engine.layout)
     pointers = [layer.compressor.rows.storage.data_ptr() for layer in state.layers if layer.compressor]
     session = penstock.Session(engine, state)
     session.feed(tiny.ids)

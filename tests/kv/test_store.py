@@ -27,7 +27,7 @@ from tests.tiny import TinyModel
 
 @pytest.fixture
 def layout(engine: penstock.Engine) -> StateLayout:
-    return engine._layout
+    return engine.layout
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_answer_is_the_same_with_the_store(
         entry = store.find(tiny.ids[:260])
         assert entry is not None
         assert (entry.length, entry.kind) == (200, "prompt")
-        snapshot = store.load(entry, restarted._layout)
+        snapshot = store.load(entry, restarted.layout)
     assert snapshot is not None
     assert snapshot.logits is not None
     assert np.array_equal(snapshot.logits.numpy(), last)
@@ -99,14 +99,14 @@ def test_the_longest_beginning_is_found(
 ) -> None:
     with KvStore(tmp_path_factory.mktemp("store"), PLENTY, MODEL) as store:
         for tokens in saved:
-            put(store, engine._layout, tokens)
+            put(store, engine.layout, tokens)
         lengths = [len(tokens) for tokens in saved if tokens == prompt[: len(tokens)]]
         expected = max((length for length in lengths if length >= at_least), default=None)
         entry = store.find(prompt, at_least)
         assert (entry and entry.length) == expected
         if entry is not None:
             tokens = prompt[: entry.length]
-            assert_equal(store.load(entry, engine._layout), made_up(engine._layout, tokens))
+            assert_equal(store.load(entry, engine.layout), made_up(engine.layout, tokens))
 
 
 def test_models_share_a_folder_but_not_their_sessions(store: KvStore, layout: StateLayout) -> None:
@@ -247,7 +247,7 @@ def test_a_damaged_payload_is_never_used(
     value: int,
     cut: bool,
 ) -> None:
-    layout = engine._layout
+    layout = engine.layout
     with KvStore(tmp_path_factory.mktemp("store"), PLENTY, MODEL) as store:
         put(store, layout, [1, 2])
         entry = put(store, layout, [1, 2, 3])
@@ -323,7 +323,7 @@ def test_a_damaged_index_is_made_again(store: KvStore, layout: StateLayout, dama
 def test_whatever_the_index_says_only_true_sessions_come_out(
     engine: penstock.Engine, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]]
 ) -> None:
-    layout = engine._layout
+    layout = engine.layout
     with KvStore(tmp_path_factory.mktemp("store"), PLENTY, MODEL) as store:
         prompts = [[number] * (number + 1) for number in range(3)]
         for tokens in prompts:

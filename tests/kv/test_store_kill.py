@@ -73,7 +73,7 @@ def assert_tidy(store: KvStore) -> None:
 @pytest.mark.parametrize("kills", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("error")
 def test_nothing_saved_is_lost(engine: penstock.Engine, tmp_path: Path, kills: int) -> None:
-    layout, folder, journal = engine._layout, tmp_path / "store", tmp_path / "journal"
+    layout, folder, journal = engine.layout, tmp_path / "store", tmp_path / "journal"
     rng = np.random.default_rng(kills)
     checked = 0
     for _ in range(kills):
@@ -99,7 +99,7 @@ def test_nothing_saved_is_lost(engine: penstock.Engine, tmp_path: Path, kills: i
 @pytest.mark.filterwarnings("error")
 def test_two_at_a_time_where_old_sessions_must_go(engine: penstock.Engine, tmp_path: Path) -> None:
     """Deleting is interrupted too, and one process goes on while the other is killed."""
-    layout, folder = engine._layout, tmp_path / "store"
+    layout, folder = engine.layout, tmp_path / "store"
     save_snapshot(tmp_path / "one", made_up(layout, prompt(97)), MODEL)
     space = 4 * (tmp_path / "one").stat().st_size
     rng = np.random.default_rng(2)

@@ -17,7 +17,7 @@ def test_two_slices_make_the_whole(engine: penstock.Engine, tiny: TinyModel, cut
     experts = MappedExperts(checkpoint, cpu)
     front = DeepSeekV4(checkpoint, cpu, experts, last=cut)
     back = DeepSeekV4(checkpoint, cpu, experts, first=cut)
-    state = SequenceMemory(engine._layout)
+    state = SequenceMemory(engine.layout)
     rows = []
     with torch.inference_mode():
         for at in range(0, 150, 50):

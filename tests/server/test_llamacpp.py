@@ -119,8 +119,8 @@ def test_erase_forgets_idle_sessions(client: TestClient, service: Service) -> No
 @pytest.mark.parametrize(
     ("path", "named"),
     [
-        ("/slots/0?action=save", "save"),
-        ("/slots/0?action=restore", "restore"),
+        ("/slots/0?action=save", "--kv-dir"),
+        ("/slots/0?action=restore", "--kv-dir"),
         ("/slots/0?action=dance", "action"),
         ("/slots/0", "action"),
         ("/slots/99?action=erase", "99"),

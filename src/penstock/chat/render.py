@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from penstock.chat.effort import effort_prefix
 from penstock.chat.markers import ASSISTANT, BOS, END_THINK, EOS, REMINDER, THINK, USER
@@ -134,9 +135,14 @@ def _assistant(message: Message, index: int, keeps_reasoning: bool, is_open: boo
     if message.sampled is not None and as_generated and not is_open:
         yield Piece("".join(piece.text for piece in body), message=index, ids=message.sampled)
     else:
-        yield from body
+        yield from (body if is_open else (replace(piece, said=True) for piece in body))
     if not is_open:
         yield Piece(EOS, special=True, message=index)
+
+
+def said(message: Message) -> tuple[Piece, ...]:
+    """What an assistant's message says, as a later prompt repeats it while it keeps the reasoning."""
+    return tuple(p for p in _answer(message, 0, message.reasoning is not None, False) if p.text)
 
 
 def _answer(message: Message, index: int, keeps_reasoning: bool, is_open: bool) -> Iterator[Piece]:

@@ -3,6 +3,7 @@
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -15,12 +16,12 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
-from penstock.engine.storage import open_storage
+from penstock.engine.storage import Storage, plan_storage, state_bytes
+from penstock.engine.weights import Loading, Weights, give_back_memory
 from penstock.errors import OptionError, TokenError
 from penstock.experts.planner import Plan
-from penstock.kernels import cpu
 from penstock.kernels.cpu import parallel
-from penstock.kv.snapshot import load_snapshot
+from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
 from penstock.model.model import DeepSeekV4
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
@@ -56,6 +57,7 @@ class Engine:
         pack: str | Path | None = "auto",
         trace: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
+        load: bool = True,
     ):
         self.options = EngineOptions(
             threads=threads,
@@ -76,41 +78,88 @@ class Engine:
         self.config: ModelConfig = self.checkpoint.config
         if context is not None and context > self.config.context_length:
             raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
-        self._storage = open_storage(self.checkpoint, cpu, self.options, lambda: self.fingerprint)
-        self.context = self._storage.context
+        self._plan, self.context = plan_storage(self.checkpoint, self.options)
         parallel.set_threads(self.options.thread_count)
         torch.set_num_threads(1)  # see `parallel`
-        self.model = DeepSeekV4(
-            self.checkpoint,
-            cpu,
-            self._storage.experts,
-            self._storage.dense,
-            simulate_low_precision=simulate_low_precision,
-            prefetch=prefetch == "auto",
+        self.layout = StateLayout(
+            self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.checkpoint.has_mtp
         )
-        try:
-            self._storage.dense.load(progress)
-        except BaseException:
-            self._storage.close()  # nothing may be read to memory that goes away
-            raise
-        self._layout = StateLayout(
-            self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.model.draft is not None
-        )
+        self._weights: Weights | None = None
+        self.loading: Loading | None = None
         self._lock = threading.Lock()
+        self._closed = False
+        if load:
+            self.load(progress)
+
+    # ── weights ───────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def plan(self) -> Plan:
         """What goes where in memory."""
-        return self._storage.plan
+        return self._plan
+
+    @property
+    def parked(self) -> bool:
+        """Whether the weights are not in memory.  The next step brings them back."""
+        return self._weights is None
+
+    @property
+    def model(self) -> DeepSeekV4:
+        return self._loaded().model
+
+    @property
+    def storage(self) -> Storage:
+        return self._loaded().storage
+
+    def load(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads the weights to memory, if they are not there.  `progress` is told bytes read, and bytes in all;
+        meanwhile `loading` says the same to other threads."""
+        with self._lock:
+            self._load(progress)
+
+    def park(self) -> None:
+        """Gives the memory of the weights back, after the step that is running.  Sessions stay as they are."""
+        if self.options.trace is not None:
+            raise OptionError("an engine that records a trace cannot be parked: the trace would end there")
+        with self._lock:
+            if self._weights is not None:
+                self._weights.close()
+                self._weights = None
+                give_back_memory()
+
+    def _load(self, progress: Callable[[int, int], None] | None = None) -> Weights:
+        """With the lock held."""
+        if self._closed:
+            raise OptionError("the engine is closed")
+        if self._weights is None:
+            # How much memory there is may have changed; how long sessions are has not.
+            options = replace(self.options, context=self.context)
+            self.loading = Loading(progress)
+            try:
+                self._weights = Weights(self.checkpoint, options, lambda: self.fingerprint, self.loading)
+            finally:
+                self.loading = None
+            self._plan = self._weights.storage.plan
+        return self._weights
+
+    def _loaded(self) -> Weights:
+        weights = self._weights
+        if weights is None:
+            with self._lock:
+                weights = self._load()
+        return weights
 
     def stats(self) -> dict[str, Any]:
-        """What the weights' storage has done since the engine was made: hits, misses, bytes, waits."""
-        return self._storage.stats()
+        """What the weights' storage has done since they were loaded: hits, misses, bytes, waits."""
+        weights = self._weights
+        return {"mode": "parked"} if weights is None else weights.storage.stats()
 
     def close(self) -> None:
         """Ends a trace and the threads that read.  The engine cannot be used afterwards."""
         with self._lock:
-            self._storage.close()
+            self._closed = True
+            if self._weights is not None:
+                self._weights.close()
 
     def __enter__(self) -> Self:
         return self
@@ -122,14 +171,27 @@ class Engine:
 
     def session(self) -> Session:
         """A new, empty session."""
-        return Session(self, SequenceMemory(self._layout))
+        return Session(self, SequenceMemory(self.layout))
 
     def load_session(self, path: str | Path) -> Session:
         """The session that `session.save(path)` wrote."""
-        snapshot = load_snapshot(Path(path), self._layout, self.fingerprint)
+        return self.restored(load_snapshot(Path(path), self.layout, self.fingerprint))
+
+    def restored(self, snapshot: Snapshot) -> Session:
+        """The session that a snapshot was made of."""
         session = Session(self, snapshot.state, snapshot.tokens)
         session.last_logits = None if snapshot.logits is None else snapshot.logits.numpy()
         return session
+
+    def state_bytes(self, position: int) -> int:
+        """Memory of a session that has read so many tokens, rounded up: exact would be to look at every layer."""
+        empty, full = self._state_range
+        return empty + -(-(full - empty) * position // self.context)
+
+    @cached_property
+    def _state_range(self) -> tuple[int, int]:
+        """Bytes of an empty session and of a full one."""
+        return state_bytes(self.layout, 0), state_bytes(self.layout, self.context)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -191,16 +253,18 @@ class Engine:
 
     def _run(self, work: Sequence[tuple[Session, list[int], int]]) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
-        self._storage.begin_step()
-        batch = self.model.batch([(session.state, ids) for session, ids, _ in work])
+        weights = self._load()
+        weights.storage.begin_step()
+        model = weights.model
+        batch = model.batch([(session.state, ids) for session, ids, _ in work])
         try:
-            streams = self.model.forward(batch)
+            streams = model.forward(batch)
             sizes = [rows for _, _, rows in work]
             outputs = [
                 streams[segment.stop - rows : segment.stop]
                 for segment, rows in zip(batch.segments, sizes, strict=True)
             ]
-            heads = self.model.head(torch.cat(outputs)) if sum(sizes) else streams.new_empty(0, 0)
+            heads = model.head(torch.cat(outputs)) if sum(sizes) else streams.new_empty(0, 0)
         except BaseException:
             for session, _, _ in work:
                 session.state.discard()
@@ -230,17 +294,17 @@ class Engine:
             job.advance(ids, part)
         waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
         if waiting is not None:
-            self.model.announce(torch.tensor(waiting[: self.plan.chunk]))
+            self._load().model.announce(torch.tensor(waiting[: self.plan.chunk]))
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
         """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""
-        if self.model.draft is None:
+        if not self.checkpoint.has_mtp:
             raise OptionError(f"{self.checkpoint.path}: the model has no MTP block (see the option mtp)")
         if session.position == 0:
             raise OptionError("mtp_logits needs a session with at least one token")
         (token,) = self._checked([next_token])
         with self._lock, torch.inference_mode():
-            return self.model.draft_logits(session.state, token).numpy()
+            return self._load().model.draft_logits(session.state, token).numpy()
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 

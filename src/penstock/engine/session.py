@@ -64,8 +64,12 @@ class Session:
 
     def save(self, path: str | Path) -> None:
         """Writes the session to a file that `engine.load_session` of the same model reads."""
+        save_snapshot(Path(path), self.snapshot(), self.engine.fingerprint)
+
+    def snapshot(self) -> Snapshot:
+        """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
         logits = None if self.last_logits is None else torch.from_numpy(self.last_logits)
-        save_snapshot(Path(path), Snapshot(self._tokens, self.state, logits), self.engine.fingerprint)
+        return Snapshot(self._tokens, self.state, logits)
 
     def _advance(self, ids: Sequence[int]) -> None:
         self.state.commit(len(ids))

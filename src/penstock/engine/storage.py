@@ -151,7 +151,9 @@ def plan_storage(
             checkpoint.config, KV_DTYPES[options.kv_dtype], context, options.max_rewind, checkpoint.has_mtp
         )
         base = PROGRAM + PER_TOKEN * checkpoint.config.vocab_size
-        return Needs(base, state_bytes(layout), row_bytes(checkpoint.config), block_bytes(checkpoint.config))
+        return Needs(
+            base, state_bytes(layout, context), row_bytes(checkpoint.config), block_bytes(checkpoint.config)
+        )
 
     context = options.context or limit
     if options.context is None and budget is not None:
@@ -163,10 +165,10 @@ def plan_storage(
     return plan, context
 
 
-def state_bytes(layout: StateLayout) -> int:
-    """A session's state when its context is full."""
+def state_bytes(layout: StateLayout, position: int) -> int:
+    """A session's state when it has read so many tokens."""
     memory = SequenceMemory(layout)
-    memory.position = layout.context
+    memory.position = position
     return memory.live_bytes()
 
 

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import ToolCall
-from penstock.chat.render import render
 from penstock.engine.scheduler import Reading
 from penstock.server.anthropic_models import CountRequest, MessagesRequest, tool_use_id
 from penstock.server.errors import ApiError, anthropic_envelope
@@ -43,8 +42,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=None)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     service: Service = request.app.state.service
-    prompt = render(body.conversation(), **body.rendering())
-    return reply({"input_tokens": len(prompt.ids(service.engine.tokenizer))})
+    _, prompt = service.encode(body.conversation(), **body.rendering())
+    return reply({"input_tokens": len(prompt.ids)})
 
 
 class Answer:

@@ -1,20 +1,18 @@
-"""What llama.cpp's own clients and watchers ask for: health, properties, slots, tokens, the prompt of a chat."""
+"""What llama.cpp's own clients and watchers ask for: health and properties."""
 
-from typing import Annotated, Any, Final, Literal
+import time
+from typing import Any, Final
 
-from fastapi import APIRouter, Path, Request
-from pydantic import BaseModel, StrictBool, StrictInt, StrictStr
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, StrictBool
 
 from penstock import __version__
-from penstock.chat.render import render
 from penstock.engine.sampling import Sampling
-from penstock.engine.scheduler import Progress
-from penstock.engine.session_pool import SessionPool
-from penstock.server.errors import ApiError
-from penstock.server.openai_chat_request import ChatRequest
-from penstock.server.service import Service
-from penstock.tokenizer import Tokenizer
+from penstock.server.errors import ApiError, llamacpp_envelope
+from penstock.server.service import Service, service_of
 
+PARKING: Final = 10.0  # seconds that a client who asks for it waits
 CHAT_FORMAT: Final = "deepseek-v4 (built in)"  # prompts are not made from a template that a client could run
 CHAT_ABILITIES: Final = {
     "supports_string_content": True,
@@ -29,24 +27,23 @@ CHAT_ABILITIES: Final = {
 router = APIRouter()
 
 
-def _service(request: Request) -> Service:
-    found: Service = request.app.state.service
-    return found
-
-
-# ── the server ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @router.get("/health")
 @router.get("/v1/health")
-def health() -> dict[str, str]:
-    return {"status": "ok"}
+def health(request: Request) -> JSONResponse:
+    """200 once requests are answered; "parked": the next one has to wait for the weights."""
+    service = service_of(request)
+    state, loading = service.state, service.engine.loading
+    progress = {} if loading is None else {"progress": round(loading.share, 4)}
+    if state in ("loading", "failed"):
+        message = "Loading model" if state == "loading" else str(service.scheduler.failure)
+        return JSONResponse(llamacpp_envelope(ApiError(503, message)) | progress, 503)
+    return JSONResponse({"status": "ok" if state == "ready" else state} | progress)
 
 
 @router.get("/props")
 def properties(request: Request) -> dict[str, Any]:
-    service = _service(request)
-    engine, pool = service.engine, service.scheduler.pool
+    service = service_of(request)
+    engine = service.engine
     storage = {name: value for name, value in engine.stats().items() if name != "blocks"}
     return {
         "default_generation_settings": {"n_ctx": engine.context, "params": _defaults(service)},
@@ -57,15 +54,61 @@ def properties(request: Request) -> dict[str, Any]:
         "chat_template_caps": CHAT_ABILITIES,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"penstock-{__version__}",
-        "is_sleeping": False,
+        "is_sleeping": engine.parked,
         "penstock": {
+            "state": service.state,
+            "parked": engine.parked,
             "plan": engine.plan.as_dict(),
             "storage": storage,
-            "sessions": {"kept": len(pool), "bytes": pool.bytes, "budget": pool.budget},
+            "sessions": _sessions(service),
+            "scheduler": _scheduler(service),
             "fingerprint": engine.fingerprint,
-            "parked": False,
+            "speculation": None,
         },
     }
+
+
+class PropsBody(BaseModel):
+    parked: StrictBool
+
+
+@router.post("/props")
+def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
+    """Lets the weights leave memory, once nobody needs them, or brings them back.  Answers when that is done, or
+    soon: `state` says which."""
+    service = service_of(request)
+    if body.parked and service.engine.options.trace is not None:
+        raise ApiError(
+            400,
+            "parked: a server that records a trace cannot be parked",
+            code="invalid_value",
+            param="parked",
+        )
+    service.scheduler.park(body.parked)
+    deadline = time.monotonic() + PARKING
+    while service.engine.parked != body.parked and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return {"parked": service.engine.parked, "state": service.state}
+
+
+def _sessions(service: Service) -> dict[str, Any]:
+    pool = service.scheduler.pool
+    found: dict[str, Any] = {
+        "kept": len(pool),
+        "bytes": pool.bytes,
+        "in_use": pool.in_use,
+        "budget": pool.budget,
+    }
+    if pool.shelf is not None:
+        store = pool.shelf.store
+        found["disk"] = {"kept": len(store), "bytes": store.bytes, "budget": store.space}
+    return found
+
+
+def _scheduler(service: Service) -> dict[str, Any]:
+    scheduler = service.scheduler
+    names = ("active", "waiting", "steps", "busy_rows", "paused", "engine_seconds")
+    return {name: getattr(scheduler, name) for name in names}
 
 
 def _defaults(service: Service) -> dict[str, Any]:
@@ -83,106 +126,3 @@ def _defaults(service: Service) -> dict[str, Any]:
         "frequency_penalty": default.frequency_penalty,
         "stop": list(default.stop),
     }
-
-
-# ── slots ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@router.get("/slots")
-def slots(request: Request, fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
-    """One entry for each request that can be answered at a time.  Busy ones come first: a request has no slot of its
-    own, so the entries move up when one ends."""
-    service = _service(request)
-    busy = service.scheduler.snapshot()
-    count = service.settings.parallel
-    if fail_on_no_slot and len(busy) >= count:
-        raise ApiError(503, f"all {count} slots are busy", code="unavailable")
-    found = [_slot(service, number, progress) for number, progress in enumerate(busy[:count])]
-    return found + [_slot(service, number, None) for number in range(len(found), count)]
-
-
-def _slot(service: Service, number: int, progress: Progress | None) -> dict[str, Any]:
-    slot: dict[str, Any] = {
-        "id": number,
-        "n_ctx": service.engine.context,
-        "speculative": False,
-        "is_processing": progress is not None,
-    }
-    if progress is not None:
-        slot |= {
-            "n_prompt_tokens": progress.prompt,
-            "n_prompt_tokens_processed": progress.read - progress.cached,
-            "n_prompt_tokens_cache": progress.cached,
-            "next_token": [
-                {"has_next_token": True, "n_remain": progress.remaining, "n_decoded": progress.decoded}
-            ],
-        }
-    return slot
-
-
-@router.post("/slots/{id_slot}")
-def act_on_slot(
-    request: Request, id_slot: Annotated[int, Path(ge=0)], action: Literal["save", "restore", "erase"]
-) -> dict[str, int]:
-    """Idle sessions belong to whoever continues them, not to a slot: `erase` forgets all of them."""
-    service = _service(request)
-    if id_slot >= service.settings.parallel:
-        raise ApiError(
-            400, f"slot {id_slot}: there are slots 0 to {service.settings.parallel - 1}", param="id_slot"
-        )
-    if action != "erase":
-        raise ApiError(400, f"action {action!r} is not supported yet, only 'erase' is", param="action")
-    # The scheduler's thread may be using the pool, so it gets another one instead of being disturbed.
-    scheduler = service.scheduler
-    forgotten, scheduler.pool = scheduler.pool, SessionPool(service.engine, scheduler.pool.budget)
-    return {"id_slot": id_slot, "n_erased": len(forgotten)}
-
-
-# ── tokens and prompts ────────────────────────────────────────────────────────────────────────────────────
-
-
-class TokenizeBody(BaseModel):
-    """content: text, or texts and token ids mixed.  add_special: begin with BOS.  parse_special: a marker's
-    spelling becomes the marker."""
-
-    content: StrictStr | list[StrictStr | StrictInt]
-    add_special: StrictBool = False
-    parse_special: StrictBool = True
-    with_pieces: StrictBool = False
-
-
-class DetokenizeBody(BaseModel):
-    tokens: list[StrictInt]
-
-
-@router.post("/tokenize")
-def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
-    tokenizer = _service(request).engine.tokenizer
-    ids = [tokenizer.bos_id] if body.add_special and tokenizer.bos_id is not None else []
-    for part in [body.content] if isinstance(body.content, str) else body.content:
-        ids += tokenizer.encode(part, special=body.parse_special) if isinstance(part, str) else [part]
-    pieces = [_piece(tokenizer, token) for token in ids]  # refuses ids that the vocabulary does not have
-    if not body.with_pieces:
-        return {"tokens": ids}
-    return {"tokens": [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]}
-
-
-def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """A token's text, or its bytes if it is only a part of a character."""
-    text = tokenizer.token_bytes(token)
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return list(text)
-
-
-@router.post("/detokenize")
-def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
-    return {"content": _service(request).engine.tokenizer.decode(body.tokens)}
-
-
-@router.post("/apply-template")
-def apply_template(body: ChatRequest) -> dict[str, str]:
-    """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
-    cannot be told from its spelling in a message."""
-    return {"prompt": render(body.conversation(), force_call=body.forces_call).text}

@@ -2,7 +2,17 @@
 
 from fastapi import APIRouter
 
-from penstock.server import anthropic, llamacpp, metrics, models, openai_chat, openai_completions, responses
+from penstock.server import (
+    anthropic,
+    llamacpp,
+    metrics,
+    models,
+    openai_chat,
+    openai_completions,
+    responses,
+    slots,
+    tokens,
+)
 
 ALL: list[APIRouter] = [
     anthropic.router,
@@ -11,5 +21,7 @@ ALL: list[APIRouter] = [
     openai_chat.router,
     openai_completions.router,
     llamacpp.router,
+    slots.router,
+    tokens.router,
     metrics.router,
 ]

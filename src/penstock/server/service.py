@@ -7,16 +7,30 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from fastapi import Request as HttpRequest
+
 from penstock.chat.events import Done, Event
 from penstock.chat.messages import Conversation
 from penstock.chat.parse import Parser
+from penstock.chat.pieces import Encoded, Prompt
+from penstock.chat.remembered import Remembered
 from penstock.chat.render import render
+from penstock.chat.replay import Replay
 from penstock.chat.token_parser import TokenParser
+from penstock.chat.turn import Turn
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.session_pool import SessionPool
+from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step
 from penstock.server.settings import Settings
+
+
+def service_of(request: HttpRequest) -> "Service":
+    """The service that a request came to."""
+    found: Service = request.app.state.service
+    return found
 
 
 def new_id(prefix: str) -> str:
@@ -50,21 +64,57 @@ class Service:
 
     def __init__(self, engine: Engine, settings: Settings, scheduler: Scheduler | None = None):
         self.engine, self.settings = engine, settings
-        self.scheduler = scheduler or Scheduler(engine, settings.parallel, settings.queue)
+        folder = settings.kv_dir
+        if scheduler is None:
+            shelf = None if folder is None else Shelf(engine, folder, settings.kv_space)
+            pool = SessionPool(engine, shelf=shelf)
+            scheduler = Scheduler(engine, settings.parallel, settings.queue, pool, settings.park_after)
+        self.scheduler = scheduler
+        remembered = Remembered(None if folder is None else folder / "said.sqlite")
+        self.replay = Replay(engine.fingerprint, engine.config.vocab_size, remembered)
         self.created = int(time.time())
+
+    @property
+    def state(self) -> str:
+        """ "loading" until the weights have been read for the first time, then "ready", "parked" or "waking"; or
+        "failed"."""
+        if self.scheduler.failure is not None:
+            return "failed"
+        if not self.scheduler.ready:
+            return "loading"
+        if self.engine.parked:
+            return "waking" if self.engine.loading is not None else "parked"
+        return "ready"
 
     def start(self) -> None:
         self.scheduler.start()
 
     def stop(self, deadline: float = 5.0) -> None:
+        """Lets answers go on for so many seconds, then ends; sessions are saved, if there is a folder for them."""
         self.scheduler.stop(deadline)
-        self.engine.close()
+        if self.scheduler.ready:
+            pool = self.scheduler.pool
+            if pool.shelf is not None:
+                pool.save()
+                pool.shelf.close()
+            self.engine.close()
+
+    def encode(self, conversation: Conversation, **rendering: bool) -> tuple[Prompt, Encoded]:
+        """The prompt for an answer, what was said before in the tokens that it was said with."""
+        prompt = render(self.replay.with_calls(conversation), **rendering)
+        return prompt, prompt.encode(self.engine.tokenizer, self.replay.recall)
 
     async def complete(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling, usage: Usage
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        usage: Usage,
+        shared: int = 0,
+        stable: int | None = None,
     ) -> AsyncGenerator[Reading | Step, None]:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
-        client that goes away does, ends the request before its next step."""
+        client that goes away does, ends the request before its next step.  shared, stable: see `Request`."""
         loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Update] = asyncio.Queue()
 
@@ -72,8 +122,11 @@ class Service:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
-        request = Request(list(prompt), min(max_tokens, self.settings.max_tokens), sampling, tell)
+        limit = min(max_tokens, self.settings.max_tokens)
+        request = Request(list(prompt), limit, sampling, tell, shared, stable)
         usage.prompt = len(prompt)
+        if self.scheduler.pool.shelf is not None:
+            await asyncio.to_thread(self.scheduler.pool.fetch, request.prompt)
         self.scheduler.submit(request)
         try:
             while True:
@@ -98,8 +151,7 @@ class Service:
         self, conversation: Conversation, max_tokens: int, sampling: Sampling, usage: Usage, **rendering: bool
     ) -> AsyncGenerator[Reading | Token, None]:
         """An assistant's turn, token by token; the last one's events end with `Done`.  rendering: see `render`."""
-        tokenizer = self.engine.tokenizer
-        prompt = render(conversation, **rendering)
+        prompt, encoded = self.encode(conversation, **rendering)
         # Stop strings end an answer.  In reasoning and tool calls they mean nothing, so they are for the parser.
         words = Parser(
             thinking=prompt.thinking,
@@ -108,8 +160,11 @@ class Service:
             forced=rendering.get("force_call", False),
             continuing=rendering.get("continue_final", False),
         )
-        parser = TokenParser(tokenizer, words)
-        stream = self.complete(prompt.ids(tokenizer), max_tokens, replace(sampling, stop=()), usage)
+        parser = TokenParser(self.engine.tokenizer, words)
+        turn = Turn(thinking=prompt.thinking)
+        stream = self.complete(
+            encoded.ids, max_tokens, replace(sampling, stop=()), usage, encoded.shared, encoded.stable
+        )
         try:
             async for update in stream:
                 if isinstance(update, Reading):
@@ -119,8 +174,12 @@ class Service:
                 if update.finish_reason is not None or parser.finished:
                     reason = "stop" if parser.finished else update.finish_reason or "stop"
                     events += parser.finish(reason)
-                yield Token(update, events)
+                turn.add(events)
                 if events and isinstance(events[-1], Done):
+                    if not rendering.get("continue_final") and not sampling.stop:
+                        self.replay.remember(encoded, turn.message(), parser.tokens)
+                    yield Token(update, events)
                     return
+                yield Token(update, events)
         finally:
             await stream.aclose()

@@ -1,6 +1,7 @@
 """How a server is run: one value that the command line and tests share."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.errors import OptionError
 
@@ -22,6 +23,9 @@ class Settings:
     cors            origins that browsers may call from
     metrics         whether /metrics answers
     ping            seconds between signs of life while a prompt is read
+    kv_dir          folder where sessions are saved, also for after a restart; None: nowhere
+    kv_space        bytes that they may take there
+    park_after      seconds without requests after which the weights leave memory; 0: never
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +40,9 @@ class Settings:
     cors: tuple[str, ...] = ()
     metrics: bool = True
     ping: float = 5.0
+    kv_dir: Path | None = None
+    kv_space: int = 16 << 30
+    park_after: float = 0.0
 
     def __post_init__(self) -> None:
         if self.host not in LOOPBACK and not self.api_keys:

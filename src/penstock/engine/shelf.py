@@ -1,0 +1,65 @@
+"""Sessions on disk, for the pool: brought back when a prompt begins like one, saved in the background."""
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from penstock.engine.engine import Engine
+from penstock.engine.session import Session
+from penstock.kv.store import KvStore
+
+MOST_WAITING: Final = 4  # sessions whose saving has not begun; each holds its state in memory
+
+
+class Shelf:
+    """A folder of saved sessions of an engine, and the thread that writes to it."""
+
+    def __init__(self, engine: Engine, folder: Path, space: int):
+        self.engine = engine
+        self.store = KvStore(folder, space, engine.fingerprint)
+        self._jobs: queue.Queue[tuple[Session, str] | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._write, name="penstock-shelf", daemon=True)
+        self._thread.start()
+
+    def fetch(self, tokens: Sequence[int], at_least: int) -> tuple[Session, str] | None:
+        """The session with the longest beginning of these tokens, if any is that long, and its kind."""
+        while (entry := self.store.find(tokens, at_least)) is not None:
+            snapshot = self.store.load(entry, self.engine.layout)
+            if snapshot is not None:
+                return self.engine.restored(snapshot), entry.kind
+        return None
+
+    def save(self, session: Session, kind: str, wait: bool = False) -> None:
+        """Saves a session that nobody changes any more.  Without `wait` that happens later, or not at all while the
+        disk is behind: what is saved is worth some time, not anybody's waiting."""
+        if wait:
+            self.store.put(session.tokens, session.snapshot(), kind)
+        else:
+            with suppress(queue.Full):
+                self._jobs.put_nowait((session, kind))
+
+    def flush(self) -> None:
+        """Waits until everything that waits is saved."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Saves what waits, then ends."""
+        self._jobs.put(None)
+        self._thread.join()
+        self.store.close()
+
+    def _write(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            session, kind = job
+            try:
+                self.store.put(session.tokens, session.snapshot(), kind)
+            except Exception:  # the next one may go well
+                logging.getLogger(__name__).exception("a session could not be saved")
+            finally:
+                self._jobs.task_done()
+                del job, session  # its state need not wait for the next one
+        self._jobs.task_done()

@@ -1,0 +1,51 @@
+"""Requests whose answers are kept, and an engine to ask."""
+
+import threading
+
+import numpy as np
+
+from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
+from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.steps import Step
+
+
+class Client:
+    """Keeps what a request is told."""
+
+    def __init__(self, prompt: list[int], max_tokens: int = 8, shared: int = 0, **sampling: object):
+        self.updates: list[Update] = []
+        self.over = threading.Event()
+        options = Sampling(ignore_eos=True, **{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        self.request = Request(prompt, max_tokens, options, self.tell, shared)
+
+    def tell(self, update: Update) -> None:
+        self.updates.append(update)
+        if isinstance(update, Failed) or (isinstance(update, Step) and update.finish_reason):
+            self.over.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [update.token for update in self.updates if isinstance(update, Step)]
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [update for update in self.updates if isinstance(update, Reading)]
+
+    @property
+    def failure(self) -> BaseException | None:
+        return next((update.error for update in self.updates if isinstance(update, Failed)), None)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 256, length).tolist()  # type: ignore[no-any-return]
+
+
+def alone(engine: Engine, client: Client) -> list[int]:
+    request = client.request
+    return [step.token for step in engine.generate(request.prompt, request.max_tokens, request.sampling)]
+
+
+def finish(scheduler: Scheduler) -> None:
+    while scheduler.active or scheduler.waiting:
+        scheduler.step()

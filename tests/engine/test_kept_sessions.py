@@ -1,0 +1,238 @@
+"""What was read is not read again: by others at the same time, by the next turn, after a restart or a rest."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.engine import Engine
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.session_pool import SessionPool, common_length
+from penstock.engine.shelf import Shelf
+from penstock.errors import OptionError
+from penstock.weights.synth import synth
+from tests.engine.clients import Client, alone, finish, prompt
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("kept") / "m.gguf"
+    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
+    return path
+
+
+@pytest.fixture
+def engine(model: Path) -> Engine:
+    return Engine(model, context=8192, prefill_chunk=64)
+
+
+def ask(scheduler: Scheduler, *clients: Client) -> None:
+    for client in clients:
+        scheduler.submit(client.request)
+    finish(scheduler)
+
+
+def on_disk(engine: Engine, folder: Path) -> Scheduler:
+    return Scheduler(engine, pool=SessionPool(engine, shelf=Shelf(engine, folder, 1 << 30)))
+
+
+def test_the_same_prompt_several_times_at_once_is_read_once(engine: Engine) -> None:
+    clients = [Client(prompt(1, 200), temperature=1.0, seed=n) for n in range(4)]
+    scheduler = Scheduler(engine)
+    ask(scheduler, *clients)
+    assert [client.readings[0].cached for client in clients] == [0, 199, 199, 199]
+    for client in clients:
+        assert client.tokens == alone(engine, client)
+
+
+def test_a_system_prompt_is_read_once_for_all_conversations(engine: Engine) -> None:
+    system = prompt(1, 100)
+    clients = [Client([*system, *prompt(10 + n, 30)], shared=100) for n in range(3)]
+    scheduler = Scheduler(engine)
+    ask(scheduler, *clients[:2])  # the second waits for the first to have read it
+    ask(scheduler, clients[2])
+    assert [client.readings[0].cached for client in clients] == [0, 100, 100]
+    assert [client.readings[0].source for client in clients] == ["none", "memory", "memory"]
+    for client in clients:
+        assert client.tokens == alone(engine, client)
+
+
+def test_who_waits_for_one_who_leaves_reads_for_itself(engine: Engine) -> None:
+    leaves, stays = Client(prompt(1, 300)), Client([*prompt(1, 299), 7, 8])
+    scheduler = Scheduler(engine)
+    scheduler.submit(leaves.request)
+    scheduler.submit(stays.request)
+    scheduler.step()
+    assert (scheduler.active, scheduler.waiting) == (1, 1)
+    leaves.request.cancel()
+    finish(scheduler)
+    assert stays.tokens == alone(engine, stays)
+    assert stays.readings[0].cached > 0  # what the other had read by then
+
+
+def test_a_session_that_cannot_return_is_told_apart_from_none(engine: Engine) -> None:
+    scheduler = Scheduler(engine)
+    ask(scheduler, Client(prompt(1, 300)))
+    changed = Client([*prompt(1, 100), *prompt(2, 100)])
+    new = Client(prompt(3, 50))
+    ask(scheduler, changed, new)
+    assert (changed.readings[0].source, changed.readings[0].reason) == ("none", "changed")
+    assert (new.readings[0].source, new.readings[0].reason) == ("none", "new")
+
+
+def test_sessions_in_use_stay_within_their_memory(engine: Engine) -> None:
+    """Two answers that grow beyond it: the younger steps back, and says the same in the end."""
+    clients = [Client(prompt(n, 40), 300) for n in (1, 2)]
+    budget = engine.state_bytes(200) + engine.state_bytes(220)
+    scheduler = Scheduler(engine, pool=SessionPool(engine, budget))
+    for client in clients:
+        scheduler.submit(client.request)
+    while scheduler.active or scheduler.waiting:
+        scheduler.step()
+        assert scheduler.pool.in_use + scheduler.pool.bytes <= budget + engine.state_bytes(0)
+    assert scheduler.paused >= 1
+    for client in clients:
+        assert client.tokens == alone(engine, client)
+        assert len([r for r in client.readings if r.done == r.total]) == 1
+
+
+def test_the_next_turn_after_a_restart(model: Path, engine: Engine, tmp_path: Path) -> None:
+    first = Client(prompt(1, 500), shared=80)
+    scheduler = on_disk(engine, tmp_path)
+    ask(scheduler, first)
+    scheduler.stop()
+    scheduler.pool.save()
+    assert scheduler.pool.shelf is not None
+    scheduler.pool.shelf.close()
+
+    again = Engine(model, context=8192, prefill_chunk=64)
+    restarted = on_disk(again, tmp_path)
+    second = Client([*first.request.prompt, *first.tokens, *prompt(2, 20)])
+    restarted.pool.fetch(second.request.prompt)
+    ask(restarted, second)
+    assert second.readings[0].source == "disk"
+    assert second.readings[0].cached == 500 + len(first.tokens) - 1  # the last one was chosen and never read
+    assert second.tokens == alone(again, second)
+
+
+def test_a_crash_loses_only_the_answer(model: Path, engine: Engine, tmp_path: Path) -> None:
+    first = Client(prompt(1, 500), shared=80)
+    scheduler = on_disk(engine, tmp_path)
+    ask(scheduler, first)
+    assert scheduler.pool.shelf is not None
+    scheduler.pool.shelf.flush()  # and that was all
+
+    again = Engine(model, context=8192, prefill_chunk=64)
+    restarted = on_disk(again, tmp_path)
+    second, other = Client([*first.request.prompt, *first.tokens, 5]), Client([*prompt(1, 80), *prompt(3, 9)])
+    for client, cached in ((second, 499), (other, 80)):
+        restarted.pool.fetch(client.request.prompt)
+        ask(restarted, client)
+        assert client.readings[0].cached == cached
+        assert client.tokens == alone(again, client)
+
+
+def test_a_long_prompt_that_nobody_waited_for_is_not_lost(engine: Engine, tmp_path: Path) -> None:
+    client = Client(prompt(1, 5000))
+    scheduler = on_disk(engine, tmp_path)
+    scheduler.submit(client.request)
+    while not client.readings or client.readings[-1].done < 4500:
+        scheduler.step()
+    client.request.cancel()
+    scheduler.step()
+    assert scheduler.pool.shelf is not None
+    scheduler.pool.shelf.flush()
+    lengths = {entry.length: entry.kind for entry in scheduler.pool.shelf.store.entries()}
+    assert lengths == {2048: "frontier", 4096: "frontier"}
+
+
+def test_who_leaves_memory_goes_to_the_shelf(engine: Engine, tmp_path: Path) -> None:
+    shelf = Shelf(engine, tmp_path, 1 << 30)
+    pool = SessionPool(engine, budget=2 * engine.state_bytes(100), shelf=shelf)
+    for seed in range(4):
+        session = engine.session()
+        session.feed(prompt(seed, 100), logits="none")
+        pool.give(session)
+        shelf.flush()
+    assert (len(pool), len(shelf.store)) == (2, 2)
+    pool.fetch([*prompt(0, 100), 1])
+    taken = pool.take([*prompt(0, 100), 1])
+    assert (taken.source, taken.session.position) == ("disk", 100)
+
+
+# ── parking ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def until(condition: object, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_weights_leave_memory_and_come_back(model: Path, tmp_path: Path) -> None:
+    engine = Engine(model, context=8192, load=False)
+    assert engine.parked
+    scheduler = on_disk(engine, tmp_path)
+    scheduler.park_after = 0.05
+    scheduler.start()
+    first = Client(prompt(1, 50))
+    scheduler.submit(first.request)
+    assert first.over.wait(20)
+    assert scheduler.ready
+    until(lambda: engine.parked)
+    assert engine.stats() == {"mode": "parked"}
+    assert len(scheduler.pool) == 0  # they are on the shelf
+    second = Client([*first.request.prompt, *first.tokens, 3])
+    scheduler.pool.fetch(second.request.prompt)
+    scheduler.submit(second.request)
+    assert second.over.wait(20)
+    assert second.readings[0].cached == 57
+    scheduler.stop()
+    assert second.tokens == alone(engine, second)
+
+
+def test_parking_on_request(engine: Engine) -> None:
+    scheduler = Scheduler(engine)
+    scheduler.start()
+    busy = Client(prompt(1, 20), 200)
+    scheduler.submit(busy.request)
+    scheduler.park()  # once nobody needs them
+    assert busy.over.wait(20)
+    assert busy.failure is None
+    until(lambda: engine.parked)
+    scheduler.park(False)
+    until(lambda: not engine.parked)
+    scheduler.stop()
+
+
+def test_a_model_that_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(model, context=512, load=False)
+
+    def refuse() -> None:
+        raise OptionError("no such weights")
+
+    monkeypatch.setattr(engine, "load", refuse)
+    scheduler = Scheduler(engine)
+    scheduler.start()
+    until(lambda: scheduler.failure is not None)
+    scheduler.stop()
+    assert str(scheduler.failure) == "no such weights"
+
+
+def test_an_engine_with_a_trace_stays(model: Path, tmp_path: Path) -> None:
+    engine = Engine(model, context=512, trace=tmp_path / "t.trace")
+    with engine, pytest.raises(OptionError, match="trace"):
+        engine.park()
+    with pytest.raises(OptionError, match="closed"):
+        engine.session().feed([1])
+
+
+def test_common_length() -> None:
+    long = prompt(1, 5000)
+    assert common_length(long, long) == 5000
+    for place in (0, 1, 1023, 1024, 1025, 4999):
+        other = [*long[:place], -1, *long[place + 1 :]]
+        assert common_length(long, other) == common_length(other, long) == place
+    assert common_length(long, long[:77]) == 77
+    assert common_length([], long) == 0
