@@ -39,6 +39,7 @@ class Weights:
         fingerprint: Callable[[], str],
         progress: Callable[[int, int], None],
     ):
+        self._files = checkpoint.files
         self.storage = open_storage(checkpoint, cpu, options, fingerprint)
         try:
             self.model = DeepSeekV4(
@@ -56,6 +57,8 @@ class Weights:
 
     def close(self) -> None:
         self.storage.close()
+        for file in self._files:
+            file.expect_nothing()
 
 
 def give_back_memory() -> None:

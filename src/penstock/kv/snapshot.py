@@ -8,6 +8,7 @@ A file appears under its name only when it is complete and on disk.
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,18 @@ class Snapshot:
     tokens: list[int]
     state: SequenceMemory
     logits: Tensor | None  # [vocab]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file but for its header."""
+        shapes, layout = self.state.expected_shapes(), self.state.layout
+        series = sum(math.prod(shape) * _dtype(name, layout).itemsize for name, shape in shapes.items())
+        return series + 4 * len(self.tokens) + (0 if self.logits is None else self.logits.nbytes)
+
+
+def _dtype(series: str, layout: StateLayout) -> torch.dtype:
+    """What a series is saved as."""
+    return torch.float32 if series.endswith((".frontier", ".streams")) else layout.kv_dtype
 
 
 def save_snapshot(path: Path, snapshot: Snapshot, fingerprint: str) -> None:
@@ -119,8 +132,7 @@ def load_snapshot(path: Path, layout: StateLayout, fingerprint: str) -> Snapshot
         logits = _take(path, tensors, "logits", (layout.config.vocab_size,), torch.float32)
     live = {}
     for name, shape in state.expected_shapes().items():
-        dtype = torch.float32 if name.endswith((".frontier", ".streams")) else layout.kv_dtype
-        live[name] = _take(path, tensors, name, shape, dtype)
+        live[name] = _take(path, tensors, name, shape, _dtype(name, layout))
     state.restore(live)
     return Snapshot(tokens.tolist(), state, logits)
 

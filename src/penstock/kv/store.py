@@ -13,7 +13,6 @@ written is left out, with one warning.
 import fcntl
 import hashlib
 import itertools
-import math
 import os
 import re
 import sqlite3
@@ -25,7 +24,6 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-import torch
 
 from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenError
 from penstock.kv.snapshot import DTYPES, FORMAT, Snapshot, load_snapshot, save_snapshot
@@ -185,7 +183,7 @@ class KvStore:
         part = self.folder / f"{key}.{next(_numbers)}.{os.getpid()}.part"
         try:
             with self._index.transaction():
-                self._make_room(_tensor_bytes(snapshot))  # before writing: the disk may have no room for more
+                self._make_room(snapshot.nbytes)  # before writing: the disk may have no room for more
             save_snapshot(part, snapshot, self.fingerprint)
             self._enter(part, key, len(snapshot.tokens), kind)
         finally:
@@ -283,17 +281,6 @@ def _keys(fingerprint: str, tokens: Sequence[int], lengths: Sequence[int]) -> li
         digest.update(data[4 * start : 4 * stop])
         keys.append(digest.copy().hexdigest())
     return keys
-
-
-def _tensor_bytes(snapshot: Snapshot) -> int:
-    """Bytes of a payload but for its header."""
-    state = snapshot.state
-    width = {True: torch.float32.itemsize, False: state.layout.kv_dtype.itemsize}
-    series = sum(
-        math.prod(shape) * width[name.endswith((".frontier", ".streams"))]
-        for name, shape in state.expected_shapes().items()
-    )
-    return series + 4 * len(snapshot.tokens) + (0 if snapshot.logits is None else snapshot.logits.nbytes)
 
 
 def _described(path: Path) -> Entry:

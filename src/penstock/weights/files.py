@@ -49,6 +49,10 @@ class MappedFile:
         """Only a few bytes here and there will be used: what lies around them is not to be read along."""
         self._advise("MADV_RANDOM")
 
+    def expect_nothing(self) -> None:
+        """Nobody uses the file for now: its pages are no longer part of this process."""
+        self._advise("MADV_DONTNEED")
+
     def _advise(self, name: str) -> None:
         if hasattr(mmap, name):
             with suppress(OSError):  # a kernel without it
