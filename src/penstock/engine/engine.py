@@ -19,6 +19,7 @@ from penstock.engine.steps import Generation, Step
 from penstock.engine.storage import Storage, plan_storage, state_bytes
 from penstock.engine.weights import Loading, Weights, give_back_memory
 from penstock.errors import OptionError, TokenError
+from penstock.experts.heat import ExpertMap
 from penstock.experts.planner import Plan
 from penstock.kernels.cpu import parallel
 from penstock.kv.snapshot import Snapshot, load_snapshot
@@ -153,6 +154,12 @@ class Engine:
         """What the weights' storage has done since they were loaded: hits, misses, bytes, waits."""
         weights = self._weights
         return {"mode": "parked"} if weights is None else weights.storage.stats()
+
+    def expert_map(self) -> ExpertMap | None:
+        """Which experts are in memory, and how much each was used lately; None while no weights are in memory.
+        Does not wait for a step."""
+        weights = self._weights
+        return None if weights is None else weights.storage.experts.map()
 
     def close(self) -> None:
         """Ends a trace and the threads that read.  The engine cannot be used afterwards."""

@@ -11,6 +11,7 @@ from penstock.engine.shelf import Shelf
 
 WORTH: Final = 16  # tokens in common below which a session is left for somebody else
 UNPLANNED: Final = 1 << 30  # bytes of idle sessions where no budget says otherwise
+PENDING_SHARE: Final = 4  # of the budget, a quarter may be sessions that wait to be saved
 
 
 class Taken(NamedTuple):
@@ -87,10 +88,16 @@ class SessionPool:
         """Others may want to go on from here, or from so many tokens `back`, whatever becomes of the session."""
         if session.position - back < WORTH:
             return
+        if not self._has_room(session):
+            if (
+                self.shelf is not None
+            ):  # without a copy; and with what is `back`, which nobody can take away here
+                self.shelf.save(session, kind)
+            return
         copy = session.fork()
         copy.rewind(back)
         if self.shelf is not None:
-            self.shelf.save(copy, kind)
+            self.shelf.save_later(copy, kind)
         if kind != "frontier":
             self._add(_Idle(copy, kind))
 
@@ -121,7 +128,7 @@ class SessionPool:
         """Puts what is not on the shelf there, the most recently used first.  Waits for the disk."""
         if self.shelf is not None:
             for idle in reversed(list(self._idle)):
-                self.shelf.save(idle.session, idle.kind, wait=True)
+                self.shelf.save(idle.session, idle.kind)
 
     def clear(self) -> int:
         """Forgets the idle sessions in memory; how many there were."""
@@ -157,12 +164,27 @@ class SessionPool:
         self._idle.remove(idle)
         self._bytes -= self.engine.state_bytes(idle.session.position)
 
-    def _shrink(self) -> None:
-        while self._idle and self._bytes + self.in_use > self.budget:
+    def _has_room(self, session: Session) -> bool:
+        """Makes room for a copy of a session in use, if there can be any."""
+        size = self.engine.state_bytes(session.position)
+        with self._lock:
+            self._shrink(size)
+            return self._total() + size <= self.budget
+
+    def _total(self) -> int:
+        return self._bytes + self.in_use + (0 if self.shelf is None else self.shelf.pending)
+
+    def _shrink(self, more: int = 0) -> None:
+        """Idle sessions leave until all that there is, and so many bytes more, fit the budget."""
+        while self._idle and self._total() + more > self.budget:
             leaving = self._idle[0]
             self._remove(leaving)
-            if self.shelf is not None:
-                self.shelf.save(leaving.session, leaving.kind)
+            if self.shelf is None or self.shelf.store.holds(leaving.session._tokens):
+                continue
+            size = self.engine.state_bytes(leaving.session.position)
+            few = self.shelf.pending + size <= self.budget // PENDING_SHARE
+            if not (few and self.shelf.save_later(leaving.session, leaving.kind)):
+                self.shelf.save(leaving.session, leaving.kind)  # its memory is wanted now
 
     def _usable(self, session: Session, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens the session has read, or can return to; CHANGED if it cannot."""

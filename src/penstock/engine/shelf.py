@@ -4,7 +4,6 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,8 @@ class Shelf:
     def __init__(self, engine: Engine, folder: Path, space: int):
         self.engine = engine
         self.store = KvStore(folder, space, engine.fingerprint)
+        self._lock = threading.Lock()
+        self.pending = 0  # bytes of the sessions that wait
         self._jobs: queue.Queue[tuple[Session, str] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._write, name="penstock-shelf", daemon=True)
         self._thread.start()
@@ -33,14 +34,19 @@ class Shelf:
                 return self.engine.restored(snapshot), entry.kind
         return None
 
-    def save(self, session: Session, kind: str, wait: bool = False) -> None:
-        """Saves a session that nobody changes any more.  Without `wait` that happens later, or not at all while the
-        disk is behind: what is saved is worth some time, not anybody's waiting."""
-        if wait:
-            self.store.put(session.tokens, session.snapshot(), kind)
-        else:
-            with suppress(queue.Full):
+    def save(self, session: Session, kind: str) -> None:
+        """Saves a session that nobody changes meanwhile."""
+        self.store.put(session.tokens, session.snapshot(), kind)
+
+    def save_later(self, session: Session, kind: str) -> bool:
+        """Saves a session that nobody changes any more, in the background.  False: the disk is behind, ask later."""
+        with self._lock:
+            try:
                 self._jobs.put_nowait((session, kind))
+            except queue.Full:
+                return False
+            self.pending += self.engine.state_bytes(session.position)
+            return True
 
     def flush(self) -> None:
         """Waits until everything that waits is saved."""
@@ -56,10 +62,12 @@ class Shelf:
         while (job := self._jobs.get()) is not None:
             session, kind = job
             try:
-                self.store.put(session.tokens, session.snapshot(), kind)
+                self.save(session, kind)
             except Exception:  # the next one may go well
                 logging.getLogger(__name__).exception("a session could not be saved")
             finally:
+                with self._lock:
+                    self.pending -= self.engine.state_bytes(session.position)
                 self._jobs.task_done()
                 del job, session  # its state need not wait for the next one
         self._jobs.task_done()

@@ -173,9 +173,10 @@ class SequenceMemory:
             yield "mtp.0.streams", *recent(self.draft.streams, 1, self.position)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live state as named tensors in order of position."""
+        """The live state as named tensors in order of position.  Those that only grow are not copied: they are good
+        until the state is rewound."""
         return {
-            name: memory.read(first, last) if isinstance(memory, Ring) else memory.view(last).clone()
+            name: memory.read(first, last) if isinstance(memory, Ring) else memory.view(last)
             for name, memory, first, last in self._series()
         }
 

@@ -105,6 +105,14 @@ class KvStore:
             self._warn("looked up", error)
         return None
 
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether exactly these tokens are saved."""
+        try:
+            return self._holds(_key(self.fingerprint, tokens))
+        except _TROUBLES as error:
+            self._warn("looked up", error)
+            return False
+
     def load(self, entry: Entry, layout: StateLayout) -> Snapshot | None:
         """The session of an entry, or None, and then `find` does not return the entry again: its payload has gone, is
         damaged and has been deleted, or is of another layout and stays for others."""
