@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
+from penstock.errors import OptionError
+from penstock.pocket import pocket_path
 from penstock.weights.synth import synth
 
 WATCH = """
@@ -77,3 +79,21 @@ def test_memory_drops(tmp_path: Path, mode: str) -> None:
         loaded, parked = map(int, line.split())
         assert loaded > 0.5 * size
         assert parked < 0.1 * size
+
+
+def test_without_the_draft_block(tmp_path: Path) -> None:
+    """The same answers, and nothing is kept for it."""
+    whole, plain = Engine(pocket_path(), context=512), Engine(pocket_path(), context=512, draft=False)
+    assert whole.fingerprint == plain.fingerprint
+    prompt = list(range(300, 360))
+    sessions = whole.session(), plain.session()
+    logits = [session.feed(prompt) for session in sessions]
+    assert logits[0] is not None
+    assert logits[1] is not None
+    assert np.array_equal(logits[0], logits[1])
+    assert plain.state_bytes(512) < whole.state_bytes(512)
+    whole.mtp_logits(sessions[0], 5)
+    with pytest.raises(OptionError, match="draft"):
+        plain.mtp_logits(sessions[1], 5)
+    sessions[0].save(tmp_path / "s")  # what was kept for it does no harm
+    assert np.array_equal(plain.load_session(tmp_path / "s").feed([7]), sessions[1].feed([7]))  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def plan_command(
         memory=None if memory == "none" else memory,
         streaming=streaming,
     )
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path).without_draft()  # as commands open it
     plan, tokens = plan_storage(checkpoint, chosen)
     speeds: dict[str, Any] = {
         "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),

@@ -51,6 +51,7 @@ class Engine:
         max_rewind: int = 64,
         prefill_chunk: int | None = None,
         mtp: str | Path | None = None,
+        draft: bool = True,
         memory: str | int | None = None,
         streaming: str = "auto",
         policy: str = "auto",
@@ -68,6 +69,7 @@ class Engine:
             max_rewind=max_rewind,
             prefill_chunk=prefill_chunk,
             mtp=Path(mtp) if mtp is not None else None,
+            draft=draft,
             memory=memory,
             streaming=streaming,
             policy=policy,
@@ -75,7 +77,8 @@ class Engine:
             pack=pack if pack is None or pack == "auto" else Path(pack),
             trace=Path(trace) if trace is not None else None,
         )
-        self.checkpoint: Checkpoint = open_checkpoint(path, mtp)
+        checkpoint = open_checkpoint(path, mtp)
+        self.checkpoint: Checkpoint = checkpoint if draft else checkpoint.without_draft()
         self.config: ModelConfig = self.checkpoint.config
         if context is not None and context > self.config.context_length:
             raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
@@ -306,7 +309,9 @@ class Engine:
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
         """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""
         if not self.checkpoint.has_mtp:
-            raise OptionError(f"{self.checkpoint.path}: the model has no MTP block (see the option mtp)")
+            raise OptionError(
+                f"{self.checkpoint.path}: the model has no MTP block (see the options mtp and draft)"
+            )
         if session.position == 0:
             raise OptionError("mtp_logits needs a session with at least one token")
         (token,) = self._checked([next_token])

@@ -30,6 +30,7 @@ class EngineOptions:
                             model, if it is there and fits; None: never.  Mapped experts need none
     trace                   a file that records which experts were asked for
     mtp                     a GGUF file with the draft block, if the model's own has none
+    draft                   whether sessions are kept ready for the draft block (`mtp_logits`), which costs a little
     """
 
     threads: int | None = None
@@ -39,6 +40,7 @@ class EngineOptions:
     max_rewind: int = 64
     prefill_chunk: int | None = None
     mtp: Path | None = None
+    draft: bool = True
     memory: str | int | None = None
     streaming: str = "auto"
     policy: str = "auto"

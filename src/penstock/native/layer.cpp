@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "steps.h"
+#include "threads.h"
 #include "workspace.h"
 
 struct ps_layer {
@@ -109,6 +110,14 @@ void look(const ps_layer& l, const ps_sequence& s, i64 first, i64 count, float* 
     ps_attend(l.sight, &call, threads);
 }
 
+// body(sequence, threads that it may use).  Sequences with hardly any rows are divided among the threads; one with many
+// has all of them for itself.
+template <class Body>
+void each_sequence(const ps_sequence* const* sequences, i64 count, i64 rows, i64 threads, Body&& body) {
+    const bool divided = count > 1 && rows <= 4 * count;
+    parallel_for(count, divided ? threads : 1, [&](i64 i) { body(*sequences[i], divided ? 1 : threads); });
+}
+
 }  // namespace
 
 // x, out [rows, hidden]; cos, sin [rows, half].
@@ -120,28 +129,26 @@ PS_EXPORT void ps_layer_attention(const ps_layer* l, const ps_sequence* const* s
     const i64 index_heads = q_of.index_heads * q_of.index_dim, hidden = l->output->out_b->rows;
     const Between between(*l, rows);
     ps_project(l->inputs, x, rows, between.projected, threads);
-    for (i64 i = 0; i < sequence_count; i++) {
-        const ps_sequence& s = *sequences[i];
+    each_sequence(sequences, sequence_count, rows, threads, [&](const ps_sequence& s, i64 own) {
         const float* projected = between.projected + s.start * width;
         ps_keys_of(l->keys, projected, width, cos + s.start * half, sin + s.start * half, s.count, s.window, s.fresh,
-                   s.position, threads);
+                   s.position, own);
         // Before attention: the token that completes a window already sees that window's row.
-        if (l->compressor) compress(l->compressor, s.compressed, projected, width, s, threads);
-        if (l->index_compressor) compress(l->index_compressor, s.index, projected, width, s, threads);
-    }
+        if (l->compressor) compress(l->compressor, s.compressed, projected, width, s, own);
+        if (l->index_compressor) compress(l->index_compressor, s.index, projected, width, s, own);
+    });
     for (i64 from = 0; from < rows; from += BLOCK) {
         const i64 to = std::min(rows, from + BLOCK);
         ps_queries_of(&q_of, between.projected + from * width, width, cos + from * half, sin + from * half, to - from,
                       between.q, between.index_q, threads);
-        for (i64 i = 0; i < sequence_count; i++) {
-            const ps_sequence& s = *sequences[i];
+        each_sequence(sequences, sequence_count, rows, threads, [&](const ps_sequence& s, i64 own) {
             const i64 first = std::max(from, s.start), last = std::min(to, s.start + s.count);
-            if (first >= last) continue;
+            if (first >= last) return;
             look(*l, s, first - s.start, last - first, between.q + (first - from) * heads,
                  between.index_q ? between.index_q + (first - from) * index_heads : nullptr,
                  between.picks + (first - from) * l->choice, between.projected + first * width, cos + first * half,
-                 sin + first * half, threads);
-        }
+                 sin + first * half, own);
+        });
         ps_output_of(l->output, between.q, to - from, out + from * hidden, threads);
     }
 }

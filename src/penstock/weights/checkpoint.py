@@ -5,7 +5,7 @@ Every tensor the model needs is there, has the right shape and a type we can dec
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,14 @@ class Checkpoint:
     @property
     def has_mtp(self) -> bool:
         return self.draft == "MTP"
+
+    def without_draft(self) -> "Checkpoint":
+        """The same model; its draft block, if it has one, is not used."""
+        if not self.has_mtp:
+            return self
+        draft = {name: info for name, info in self.index.items() if name.startswith("mtp.")}
+        index = {name: info for name, info in self.index.items() if name not in draft}
+        return replace(self, index=index, unused=self.unused | draft, draft=None)
 
     @property
     def files(self) -> list[MappedFile]:
