@@ -25,6 +25,7 @@ FLOORS = {
     "chat": 7,
     "bench": 7,
     "server": 8,
+    "clients": 8,
     "cli": 9,
 }
 ROOT = Path(penstock.__file__).parent

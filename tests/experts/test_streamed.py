@@ -260,7 +260,7 @@ def test_closing_ends_it(model: Path) -> None:
     engine = streaming(model)
     engine.session().feed(PROMPT[:5])
     engine.close()
-    with pytest.raises(ReadError, match="closed"):
+    with pytest.raises(OptionError, match="closed"):
         engine.session().feed(PROMPT)
 
 

@@ -10,7 +10,6 @@ from starlette.testclient import TestClient
 from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
 from penstock.server.app import create_app
-from penstock.server.body_limit import BodyLimit
 from penstock.server.service import Service
 from penstock.server.settings import Settings
 
@@ -22,8 +21,7 @@ def service() -> Service:
 
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[TestClient]:
-    app = BodyLimit(create_app(service), service.settings.max_body)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(create_app(service), raise_server_exceptions=False) as client:
         yield client
 
 

@@ -144,6 +144,54 @@ def test_a_refused_prompt_is_an_error_of_its_kind(server: Server) -> None:
     assert server.value("penstock_errors_total", kind="context_length_exceeded") - before == 1
 
 
+def test_prompts_are_counted_by_where_their_beginning_was_found(server: Server) -> None:
+    def counts() -> list[float]:
+        labels = (("none", "new"), ("memory", ""), ("none", "changed"))
+        return [
+            server.value("penstock_kv_lookups_total", source=source, reason=reason)
+            for source, reason in labels
+        ]
+
+    prompt = list(range(600, 640))
+    before = counts()
+    server.ask(prompt, 100)
+    server.ask([*prompt, 9], 100)
+    server.service.scheduler.pool._idle[:] = [
+        idle for idle in server.service.scheduler.pool._idle if idle.session.position > 100
+    ]  # only the ends of those answers, which cannot return to where the next prompt differs
+    server.ask([*prompt[:20], 1], 1)
+    assert [after - earlier for after, earlier in zip(counts(), before, strict=True)] == [1, 1, 1]
+
+
+def test_memory_by_tier(server: Server) -> None:
+    server.ask([8, 9], 3)
+    found, stats = server.series(), server.service.engine.stats()
+    assert found["penstock_memory_bytes", (("tier", "experts"),)] == stats["cached_bytes"] > 0
+    assert found["penstock_memory_bytes", (("tier", "sessions"),)] == server.service.scheduler.pool.bytes
+    assert found["penstock_memory_limit_bytes", (("tier", "experts"),)] == stats["capacity_bytes"]
+
+
+def test_the_state_of_the_model(server: Server) -> None:
+    states = {
+        dict(labels)["state"]: value for (name, labels), value in server.series().items() if "_state" in name
+    }
+    assert states == {"loading": 0, "ready": 1, "parked": 0, "waking": 0, "failed": 0}
+
+
+def test_refusals_are_errors_of_their_kind(server: Server) -> None:
+    def counts() -> list[float]:
+        kinds = ("context_length_exceeded", "invalid_value", "not_found")
+        return [server.value("penstock_errors_total", kind=kind) for kind in kinds]
+
+    before = counts()
+    server.client.post(
+        "/v1/completions", json={"prompt": [1] * 300}
+    )  # refused by the scheduler: counted once
+    server.client.post("/v1/completions", json={"prompt": 1.5})
+    server.client.get("/no/such/path")
+    assert [after - earlier for after, earlier in zip(counts(), before, strict=True)] == [1, 1, 1]
+
+
 def test_requests_are_counted_by_route_and_status(server: Server) -> None:
     def counts() -> list[float]:
         return [

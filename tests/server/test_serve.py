@@ -1,20 +1,27 @@
 """`penstock serve` as a process: it says where it listens, answers, and ends in order."""
 
+import json
+import logging
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from penstock.cli.serve import Server, address, listen, read_keys
+from penstock.cli.main import app
+from penstock.cli.serve import Server, address, listen, read_keys, run
 from penstock.engine.engine import Engine
-from penstock.errors import OptionError
+from penstock.errors import OptionError, PenstockError, ReadError
 from penstock.pocket import pocket_path
 from penstock.server.service import Service
 from penstock.server.settings import Settings
@@ -30,19 +37,101 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+class Running(NamedTuple):
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = start("--port", "0", "--name", "pocket", PENSTOCK_API_KEY="secret")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("serve")
+    files = ("--log-json", "--log-file", str(folder / "log"), "--trace-requests", str(folder / "trace"))
+    process = start(
+        "--port", "0", "--name", "pocket", "--body-timeout", "1", *files, PENSTOCK_API_KEY="secret"
+    )
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("penstock: listening on http://127.0.0.1:"), line
-    yield process, line.split()[-1]
+    url = line.split()[-1]
+    wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
+    yield Running(process, url, folder)
     process.kill()
     process.wait()
 
 
-def test_it_answers_and_ends_in_order(server: tuple[subprocess.Popen[str], str]) -> None:
-    process, url = server
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def log_of(server: Running) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (server.folder / "log").read_text().splitlines()]
+
+
+def exchange(url: str, sent: bytes) -> str:
+    """What a connection hears that sends this and then waits."""
+    host, port = url.removeprefix("http://").split(":")
+    heard = b""
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(sent)
+        while piece := connection.recv(1 << 16):
+            heard += piece
+    return heard.decode()
+
+
+def test_it_listens_first_and_then_reads_the_weights(server: Running) -> None:
+    def states() -> list[str]:
+        return [line["state"] for line in log_of(server) if line["message"] == "model"]
+
+    wait_until(lambda: states()[-1:] == ["ready"])
+    assert states() in (
+        ["loading", "ready"],
+        ["ready"],
+    )  # the pocket model may be there before the first look
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["unfinished", "finished"])
+def test_heads_that_are_too_long(server: Running, end: bytes) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: " + b"x" * 70_000
+    assert exchange(server.url, head + end).startswith("HTTP/1.1 431 ")
+
+
+def test_what_is_no_http(server: Running) -> None:
+    assert exchange(server.url, b"nonsense\r\n\r\n").startswith("HTTP/1.1 400 ")
+
+
+def test_slow_clients_are_not_waited_for(server: Running) -> None:
+    assert exchange(server.url, b"") == ""
+    assert exchange(server.url, b"GET /health HTTP/1.1\r\n") == ""
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Length: 9\r\n\r\n{"
+    assert exchange(server.url, head).startswith("HTTP/1.1 408 ")
+
+
+def test_a_connection_is_kept_and_its_next_head_is_waited_for(server: Running) -> None:
+    get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    assert exchange(server.url, get + b"\r\n" + get).count("HTTP/1.1 200 ") == 1
+
+
+def test_hanging_up_moves_the_log_on(server: Running) -> None:
+    def ask(name: str) -> None:
+        httpx.get(f"{server.url}/v1/models", headers={"x-request-id": name, "x-api-key": "secret"})
+        wait_until(lambda: log.exists() and f'"{name}"' in log.read_text())  # a line follows the answer
+
+    log = server.folder / "log"
+    ask("before")
+    old = log.rename(server.folder / "log.1")
+    server.process.send_signal(signal.SIGHUP)
+    ask("after")
+    assert '"before"' in old.read_text()
+    assert '"before"' not in log.read_text()
+    old.unlink()
+
+
+def test_it_answers_and_ends_in_order(server: Running) -> None:
+    process, url, folder = server
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, timeout=30) as client:
         assert client.get("/v1/models").json()["data"][0]["id"] == "pocket"
         asked = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
@@ -57,15 +146,16 @@ def test_it_answers_and_ends_in_order(server: tuple[subprocess.Popen[str], str])
             assert 'is_processing":true' in client.get("/slots").text
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=endless, timeout=0.5)
-        deadline = (
-            time.monotonic() + 20
-        )  # both clients have gone: their requests end long before 8,000 tokens
-        while 'is_processing":true' in client.get("/slots").text:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        # Both clients have gone: their requests end long before 8,000 tokens.
+        wait_until(lambda: 'is_processing":true' not in client.get("/slots").text)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, "")
+    assert stat.S_IMODE((folder / "trace").stat().st_mode) == 0o600
+    for file in ("log", "trace"):
+        assert "secret" not in (folder / file).read_text()
+    assert "How can I help you" not in (folder / "log").read_text()
+    assert "How can I help you" in (folder / "trace").read_text()
 
 
 def test_what_is_being_answered_at_the_end_is_told_so() -> None:
@@ -107,3 +197,65 @@ def test_an_open_door_is_refused_before_the_model_is_read() -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "--api-key is needed" in errors
+
+
+def test_it_listens_and_can_end_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, over = Engine(pocket_path(), threads=1, load=False), threading.Event()
+    monkeypatch.setattr(engine, "load", lambda: over.wait(60))
+    server = Server(Service(engine, Settings(port=0)), farewell=0)
+    with listen("127.0.0.1", 0) as door:
+        url = address(door)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+        thread.start()
+        health = httpx.get(f"{url}/health", timeout=30)
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Hello"}, timeout=30)
+        server.should_exit = True
+        thread.join(30)
+        ended = not thread.is_alive()
+        over.set()
+    assert (health.status_code, answer.status_code) == (503, 503)
+    assert answer.json()["error"]["message"] == "Loading model"
+    assert ended
+
+
+def test_a_model_that_cannot_be_read_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server listens already; it ends and says why."""
+    engine = Engine(pocket_path(), threads=1, load=False)
+
+    def fail(*_: object) -> None:
+        raise ReadError("model.gguf: the disk is gone")
+
+    monkeypatch.setattr(engine, "load", fail)
+    with listen("127.0.0.1", 0) as door, pytest.raises(ReadError, match="the disk is gone"):
+        run(Server(Service(engine, Settings(port=0)), farewell=0), door)
+
+
+def test_flags_that_cannot_go_together_or_be_read() -> None:
+    for flags, told in (
+        (("--park-after", "5", "--trace", "t"), "--park-after"),
+        (("--kv-space", "much"), "--kv-space"),
+        (("--log-level", "loud"), "--log-level"),
+        (("--timeout", "-1"), "timeout"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            invoke(*flags)
+
+
+def test_listening_to_everybody_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"missing\.gguf"):
+        invoke("--host", "0.0.0.0", "--port", "0", "--api-key", "k", "-m", str(tmp_path / "missing.gguf"))
+    assert "not encrypted" in capsys.readouterr().err
+
+
+def invoke(*flags: str) -> None:
+    """As the command line does."""
+    root = logging.getLogger()
+    handlers, level, showing = list(root.handlers), root.level, warnings.showwarning
+    hanging_up = signal.getsignal(signal.SIGHUP)
+    try:
+        app(["serve", *flags], standalone_mode=False)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        warnings.showwarning = showing
+        signal.signal(signal.SIGHUP, hanging_up)

@@ -1,7 +1,7 @@
 """A block of tool calls, read as it arrives.
 
 Strict about what counts as a call, lenient about spelling, and nothing is lost: what is not part of a complete call
-comes out as text.  A block spelled exactly as taught keeps its text as `raw` for replay; one with any defect does
+comes out as text, unless a limit cut it off.  A block spelled exactly as taught keeps its text as `raw` for replay; one with any defect does
 not, so that history shows the model the right form.
 """
 
@@ -52,6 +52,7 @@ class Block:
         self._ends = PLAIN_ENDS if plain else MARKED_ENDS
         self._new_id = new_id
         self._opened = False
+        self._cut = False
         self._exact = True
         self._invoke: _Invoke | None = None
         self._value: _Value | None = None
@@ -63,8 +64,9 @@ class Block:
 
     @property
     def remains(self) -> str:
-        """What is not part of a call: without any call, the whole text."""
-        return self._leftover if self.calls else "".join(self._read)
+        """What is not part of a call: without any call, the whole text.  Of a block that was cut off, only what was
+        never meant as one."""
+        return self._leftover if self.calls or self._cut else "".join(self._read)
 
     def finished_calls(self) -> list[Event]:
         raw = "".join(self._read) if self._exact else None
@@ -86,6 +88,11 @@ class Block:
         has ended its turn.  Not so where no marker shows that a call was meant at all."""
         pending = self._take(len(self._buffer))
         self._exact = self._exact and self.closed
+        if cut and not self._plain:  # half a call is of no use to anybody, least of all as text
+            self._cut = True
+            self._leftover = self._leftover[: self._invoke.leftover] if self._invoke else self._leftover
+            self._invoke = None
+            return self._taken_events()
         if self._invoke and (cut or self._plain or self._value or pending.strip()):
             text = "".join(self._read)
             self._leftover = self._leftover[: self._invoke.leftover] + text[self._invoke.begin :]

@@ -1,7 +1,7 @@
 """What a conversation is made of, before it becomes text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -63,7 +63,9 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, the tools on offer (JSON-schema function objects), and how the next turn is to be generated.
-    `json_only` asks for any JSON object; `response_schema` for one of a certain form."""
+    `json_only` asks for any JSON object; `response_schema` for one of a certain form (with both, the model is told
+    the form and held to any object); `schema_field` is what the client calls that schema.  Without `parallel_calls`
+    a turn calls one tool."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -71,3 +73,5 @@ class Conversation:
     encoding: Encoding = Encoding.APRIL
     response_schema: Mapping[str, Any] | None = None
     json_only: bool = False
+    schema_field: str = field(default="response_format.json_schema.schema", compare=False)
+    parallel_calls: bool = True

@@ -11,6 +11,7 @@ from penstock.cli.chat import chat_command
 from penstock.cli.convert import convert_command
 from penstock.cli.doctor import doctor_command
 from penstock.cli.inspect import inspect_command
+from penstock.cli.launch import launch_command
 from penstock.cli.pack import pack_command
 from penstock.cli.plan import plan_command
 from penstock.cli.run import run_command
@@ -46,6 +47,7 @@ def _options(
 app.command("run")(run_command)
 app.command("chat")(chat_command)
 app.command("serve")(serve_command)
+app.command("launch")(launch_command)
 app.command("plan")(plan_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)

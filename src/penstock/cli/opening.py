@@ -10,13 +10,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from penstock.cli import options
 from penstock.engine.engine import Engine
+from penstock.engine.weights import Loading
 
 
 def open_engine(model: Path | None, *, memory: str = "auto", pack: str = "auto", **chosen: Any) -> Engine:
-    """The engine for the options that a command was given.  Loading shows on a terminal."""
-    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    """The engine for the options that a command was given.  Loading, unless `load` is False, shows on a terminal."""
+    with _bar() as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def progress(done: int, total: int) -> None:
@@ -27,12 +26,34 @@ def open_engine(model: Path | None, *, memory: str = "auto", pack: str = "auto",
                 model or options.default_model(),
                 memory=None if memory == "none" else memory,
                 pack=None if pack == "none" else pack,
+                draft=False,  # nothing here speculates
                 progress=progress,
                 **chosen,
             )
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+class LoadingBar:
+    """For an engine that somebody else loads: to be shown now and then, from the beginning until it is over."""
+
+    def __init__(self) -> None:
+        self._bar = _bar()
+        self._task = self._bar.add_task("", total=None)
+
+    def show(self, loading: Loading | None) -> None:
+        if loading is None:
+            self._bar.stop()
+        else:
+            self._bar.start()
+            self._bar.update(self._task, completed=loading.done, total=loading.total or None)
 
 
 def stats_line(before: dict[str, Any], after: dict[str, Any], seconds: float) -> str:

@@ -1,9 +1,11 @@
 """`penstock serve`: the model for everybody who speaks OpenAI's, Anthropic's or llama.cpp's API."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,15 +13,19 @@ import typer
 import uvicorn
 
 from penstock.cli import options
-from penstock.cli.opening import open_engine
+from penstock.cli.opening import LoadingBar, open_engine
 from penstock.errors import OptionError
 from penstock.server.app import create_app
-from penstock.server.body_limit import BodyLimit
+from penstock.server.doors import MOST_HEAD
+from penstock.server.doorstep import Doorstep
+from penstock.server.logs import LEVELS, fields, start_logging
 from penstock.server.service import Service
-from penstock.server.settings import Settings
+from penstock.server.settings import LOOPBACK, Settings
+from penstock.sizes import parse_size
 
 KEY_VARIABLE: Final = "PENSTOCK_API_KEY"
-FAREWELL: Final = 10  # seconds that answers may go on after the server was told to end
+FAREWELL: Final = 10.0  # seconds that answers may go on after the server was told to end
+KEEP_ALIVE: Final = 65  # seconds between two requests of a connection: more than proxies leave
 
 
 def serve_command(
@@ -35,10 +41,32 @@ def serve_command(
     parallel: Annotated[int, typer.Option(help="Requests answered at a time.")] = 8,
     queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 1 << 20,
+    max_body: Annotated[str, typer.Option(help="Largest request.")] = "64MiB",
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take; 0: any time.")] = 0.0,
+    body_timeout: Annotated[float, typer.Option(help="Seconds that a request may take to arrive.")] = 30.0,
+    kv_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder to save conversations in, so that they need not be read again."),
+    ] = None,
+    kv_space: Annotated[str, typer.Option(help="Disk space for them.")] = "16GiB",
+    park_after: Annotated[
+        float, typer.Option(help="Seconds without requests after which the weights leave memory; 0: never.")
+    ] = 0.0,
+    farewell: Annotated[
+        float, typer.Option(min=0, help="Seconds that answers may go on when the server is told to end.")
+    ] = FAREWELL,
     cors: Annotated[
         list[str] | None, typer.Option(help="Origin that browsers may call from, or '*'; may be repeated.")
     ] = None,
     metrics: Annotated[bool, typer.Option(help="Whether /metrics answers.")] = True,
+    log_level: Annotated[str, typer.Option(help=f"What is worth a line: {', '.join(LEVELS)}.")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines are JSON.")] = False,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Log to this file, which may be moved away at any time.")
+    ] = None,
+    trace_requests: Annotated[
+        Path | None, typer.Option(help="Write everything that is asked and answered to this file.")
+    ] = None,
     threads: options.Threads = None,
     kv_dtype: options.KvDtype = "f16",
     context: options.Context = None,
@@ -60,10 +88,26 @@ def serve_command(
         api_keys=read_keys(api_key or [], api_key_file),
         parallel=parallel,
         queue=queue,
+        max_body=parse_size(max_body, "--max-body"),
         max_tokens=max_tokens,
+        timeout=timeout,
+        body_timeout=body_timeout,
         cors=tuple(cors or ()),
         metrics=metrics,
+        kv_dir=kv_dir,
+        kv_space=parse_size(kv_space, "--kv-space"),
+        park_after=park_after,
+        trace_requests=trace_requests,
     )
+    if park_after and trace is not None:
+        raise OptionError("--park-after and --trace: an engine that records a trace cannot be parked")
+    start_logging(log_level, log_json, log_file)
+    if settings.host not in LOOPBACK:
+        print(
+            f"penstock: --host {settings.host}: others than this machine can connect, and what they send and hear is"
+            " not encrypted",
+            file=sys.stderr,
+        )
     with listen(settings.host, settings.port) as door:  # before loading, which may take minutes for nothing
         engine = open_engine(
             model,
@@ -76,9 +120,11 @@ def serve_command(
             prefetch=prefetch,
             pack=pack,
             trace=trace,
+            load=False,  # the scheduler does it, while the server tells how far it is
         )
+        server = Server(Service(engine, settings), farewell)
         print(f"penstock: listening on {address(door)}", flush=True)
-        run(Server(Service(engine, settings)), door)
+        run(server, door)
 
 
 def read_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
@@ -118,20 +164,32 @@ def address(door: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """A service on the web.  When it is told to end, answers may go on for `farewell` seconds; what is left then is
-    told so, and ends as any failed answer does."""
+    """A service on the web.  It ends when it is told to, or if there turns out to be no model.  Answers may go on for
+    `farewell` seconds then; what is left is told so, and ends as any failed answer does."""
 
     def __init__(self, service: Service, farewell: float = FAREWELL):
         self.service, self.farewell = service, farewell
+        self._bar, self._state = LoadingBar(), ""
         super().__init__(
             uvicorn.Config(
-                BodyLimit(create_app(service), service.settings.max_body),
-                log_level="warning",
+                create_app(service),
+                http=Doorstep,
+                ws="none",
+                log_config=None,
                 access_log=False,
                 server_header=False,
+                h11_max_incomplete_event_size=MOST_HEAD,
+                timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=int(farewell) + 5,  # for clients that do not listen
             )
         )
+
+    async def on_tick(self, counter: int) -> bool:
+        self._bar.show(self.service.engine.loading)
+        if self.service.state != self._state:
+            self._state = self.service.state
+            logging.getLogger(__name__).info("model", extra=fields(state=self._state))
+        return await super().on_tick(counter) or self._state == "failed"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.ensure_future(asyncio.to_thread(self.service.scheduler.stop, self.farewell))
@@ -140,7 +198,7 @@ class Server(uvicorn.Server):
 
 
 def run(server: Server, door: socket.socket) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Until SIGTERM or SIGINT.  Raises why there is no model, if that is the end."""
 
     def end(*_: object) -> None:
         server.should_exit = True
@@ -149,3 +207,6 @@ def run(server: Server, door: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     server.run(sockets=[door])
+    failure = server.service.scheduler.failure
+    if failure is not None:
+        raise failure

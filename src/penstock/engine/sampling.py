@@ -1,7 +1,7 @@
 """From logits to a token.  The same seed gives the same token for the same logits, whatever else is running.
 
-Order: penalties, logit bias, temperature, top-k, top-p, min-p, then one draw.  Log-probabilities are the model's
-own, before any of these.
+Order: penalties, logit bias, what a grammar allows, temperature, top-k, top-p, min-p, then one draw.
+Log-probabilities are the model's own, before any of these.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.constraint import Constraint
 from penstock.errors import OptionError, PenstockError
 from penstock.kernels.cpu.logits import best, draw, log_sum, top
 
@@ -73,7 +74,9 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """One request's choices: its random numbers and the tokens it has seen."""
+    """One request's choices: its random numbers and the tokens it has seen; `constraint` holds it to a form."""
+
+    constraint: Constraint | None = None
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int):
         self.sampling = sampling
@@ -92,11 +95,17 @@ class Sampler:
             raise PenstockError("the model produced logits that are not finite; its weights may be damaged")
         norm = log_sum(logits, highest)
         adjusted = self._penalise(logits)
+        if self.constraint is not None:
+            adjusted = self.constraint.mask(adjusted)
         if adjusted is not logits:
             likeliest, highest = top(adjusted)
+            if highest == -math.inf:
+                raise OptionError("logit_bias: it forbids every token that may come next")
         # A bias may be infinite; then there is nothing to draw.
         drawn = self.sampling.temperature > 0 and highest < math.inf
         token = self._draw(adjusted, highest) if drawn else likeliest
+        if self.constraint is not None:
+            self.constraint.accept(token)
         self.count += 1
         self.seen.add(token)
         self.output[token] += 1

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.engine.constraint import Constraint
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.session_pool import WORTH, SessionPool, Taken, common_length
@@ -66,6 +67,7 @@ class Request:
 
     shared    tokens at the prompt's beginning that other conversations have too: a system prompt
     stable    tokens at the prompt's beginning that the next turn will have too: all but what makes the model speak
+    constraint  what holds the answer to a form
     """
 
     prompt: list[int]
@@ -74,6 +76,7 @@ class Request:
     emit: Callable[[Update], None]
     shared: int = 0
     stable: int | None = None
+    constraint: Constraint | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     paused: "_Paused | None" = None
     behind: "_Behind | None" = None
@@ -170,7 +173,7 @@ class Scheduler:
         self.pool = SessionPool(engine) if pool is None else pool
         self.park_after = park_after
         self.ready = not engine.parked  # it was once
-        self.failure: PenstockError | None = None  # why it never will be
+        self.failure: Exception | None = None  # why it never will be
         self._waiting: deque[Request] = deque()
         self._active: list[_Active] = []
         self._changed = threading.Condition()
@@ -208,6 +211,11 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._ended
+
     def snapshot(self) -> list[Progress]:
         """How far everybody is, oldest first.  Nobody waits for it: a step may end while it is taken."""
         return [active.progress() for active in list(self._active)]
@@ -243,7 +251,7 @@ class Scheduler:
     def _run(self) -> None:
         try:
             self.engine.load()
-        except PenstockError as error:
+        except Exception as error:
             self.failure = error
             return
         self.ready = True
@@ -333,6 +341,7 @@ class Scheduler:
             generation = self.engine.generation(
                 taken.session, request.prompt, request.max_tokens, request.sampling
             )
+            generation.sampler.constraint = request.constraint
         else:
             generation = request.paused.generation
             generation.session = taken.session

@@ -3,9 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.experts.dense import block_order
+from penstock.experts.heat import ExpertMap, Heat
 from penstock.experts.rounding import rounded_sum
 from penstock.kernels.ops import Expert, Ops
 from penstock.weights.checkpoint import Checkpoint
@@ -46,6 +49,10 @@ class ExpertStore(ABC):
     def guess(self, block: str, ids: Tensor) -> None:  # noqa: B027
         """The block will perhaps be asked for these experts."""
 
+    def map(self) -> ExpertMap | None:
+        """Which experts are in memory and how much they are used, if the store knows.  Waits for nobody."""
+        return None
+
 
 class MappedExperts(ExpertStore):
     """Experts straight from the mapped file; the operating system decides what stays in memory."""
@@ -56,6 +63,7 @@ class MappedExperts(ExpertStore):
         for file in checkpoint.files:
             file.expect_all()
         self._experts: dict[tuple[str, int], Expert] = {}  # views of the file, made when first used
+        self._heat = Heat(block_order(checkpoint), checkpoint.config.experts)
 
     def run(
         self,
@@ -70,6 +78,7 @@ class MappedExperts(ExpertStore):
     ) -> Tensor:
         del following  # nothing is ever on its way here
         chosen = {number: self._expert(block, number) for number in set(ids.view(-1).tolist())}
+        self._heat.use(block, chosen)
         if self.simulate_low_precision:
             out = torch.zeros_like(x)
             rounded_sum(self.ops, x, ids, weights, chosen, limit, shared, shared_limit, out)
@@ -82,3 +91,8 @@ class MappedExperts(ExpertStore):
             parts = (Weight(self.checkpoint.expert(block, number, part)) for part in ("gate", "up", "down"))
             found = self._experts[block, number] = Expert(*parts)
         return found
+
+    def map(self) -> ExpertMap:
+        """All are present: which of them really are is known to the system alone."""
+        heat = self._heat.now()
+        return ExpertMap(self._heat.blocks, np.ones(heat.shape, bool), heat)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from penstock.errors import ReadError
 from penstock.experts.ahead import Ahead, Coming
 from penstock.experts.cache import Cache, Decision
 from penstock.experts.counters import BlockCounters, Counters
+from penstock.experts.heat import ExpertMap, Heat
 from penstock.experts.reader import Reader
 from penstock.experts.rounding import rounded_sum
 from penstock.experts.slots import Slot, Slots
@@ -60,6 +62,7 @@ class StreamedExperts(ExpertStore):
         self.ahead, self.counters, self.recorder = ahead, counters, recorder
         self.simulate = simulate_low_precision
         self._entries: dict[int, Entry] = {}
+        self._heat = Heat(source.blocks, source.experts)
 
     def run(
         self,
@@ -75,6 +78,7 @@ class StreamedExperts(ExpertStore):
         numbers: list[int] = sorted(set(ids.view(-1).tolist()))
         keys = [self.source.key(block, number) for number in numbers]
         self.counters.requests += 1
+        self._heat.use(block, numbers)
         if self.recorder is not None and keys:
             self.recorder.record(self.source.number(block), ids.shape[0], numbers)
         number = self.source.number(block)
@@ -105,6 +109,12 @@ class StreamedExperts(ExpertStore):
     def _absent(self, block: str, ids: Tensor) -> list[int]:
         keys = (self.source.key(block, number) for number in sorted(set(ids.view(-1).tolist())))
         return [key for key in keys if key not in self.cache]
+
+    def map(self) -> ExpertMap:
+        heat = self._heat.now()
+        present = np.zeros(heat.shape, bool)
+        present.reshape(-1)[list(self._entries)] = True  # the copy is made at once, whatever comes and goes
+        return ExpertMap(self._heat.blocks, present, heat)
 
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,8 +1,7 @@
 """A request to Anthropic's Messages API, and the conversation that it means.
 
 `cache_control`, `metadata`, signatures and budgets of thinking are accepted and mean nothing here.  The model reasons
-only when it is asked to; `output_config.effort` says how hard.  A form of the answer (`output_config.format`) is told
-to the model; nothing holds it to that form yet.
+only when it is asked to; `output_config.effort` says how hard.
 """
 
 from typing import Annotated, Any, Literal
@@ -74,6 +73,7 @@ class Tool(Body):
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingMode(Body):
@@ -114,6 +114,8 @@ class CountRequest(Body):
             self._offer().tools,
             self._thinking(),
             response_schema=form.schema_ if form else None,
+            schema_field="output_config.format.schema",
+            parallel_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
         )
 
     def rendering(self) -> dict[str, bool]:

@@ -4,9 +4,8 @@ Events are counted as they happen; everything else is read from the scheduler an
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from functools import wraps
-from typing import Annotated, Final, ParamSpec
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 from fastapi import APIRouter, FastAPI, Header, Request
 from fastapi.responses import Response
@@ -14,18 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.scheduler import Reading
-from penstock.engine.steps import Step
-from penstock.errors import PenstockError
-from penstock.server.errors import ApiError, api_error
-from penstock.server.service import Service
+from penstock.engine.scheduler import Failed, Reading, Update
+from penstock.server.errors import ApiError, kind_of
+from penstock.server.exchange import CLIENT_LEFT, current_exchange
+from penstock.server.memory_series import MemorySeries
+from penstock.server.service import Follower, Service, Usage
 from penstock.server.state_series import StateSeries, Totals
 
 SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-CLIENT_LEFT: Final = 499  # the status that web servers note for whoever did not wait for an answer
-
-P = ParamSpec("P")
-Stream = AsyncGenerator[Reading | Step, None]
 
 router = APIRouter()
 
@@ -45,7 +40,7 @@ def attach(app: FastAPI, service: Service) -> None:
         return
     app.state.metrics = metrics = Metrics(service)
     app.add_middleware(CountRequests, metrics=metrics)
-    service.complete = metrics.observing(service.complete)  # type: ignore[method-assign]
+    service.observers.append(metrics.follow)
 
 
 class Metrics:
@@ -71,30 +66,20 @@ class Metrics:
             registry=self.registry,
         )
         self.errors = Counter(
-            "penstock_errors", "Generations that failed or were refused.", ("kind",), registry=self.registry
+            "penstock_errors", "Requests that failed or were refused.", ("kind",), registry=self.registry
+        )
+        self.lookups = Counter(
+            "penstock_kv_lookups",
+            "Prompts, by where their beginning was found (memory, disk, none), and if nowhere, why not.",
+            ("source", "reason"),
+            registry=self.registry,
         )
         self.registry.register(StateSeries(service, self.totals))
+        self.registry.register(MemorySeries(service))
 
-    def observing(self, complete: Callable[P, Stream]) -> Callable[P, Stream]:
-        """The same stream, counted."""
-
-        @wraps(complete)
-        async def observed(*args: P.args, **kwargs: P.kwargs) -> Stream:
-            stream, count = complete(*args, **kwargs), _Count(self)
-            try:
-                async for update in stream:
-                    count.add(update)
-                    yield update
-            except PenstockError as error:
-                self.errors.labels(api_error(error).code).inc()
-                raise
-            except Exception:
-                self.errors.labels("internal").inc()
-                raise
-            finally:
-                await stream.aclose()
-
-        return observed
+    def follow(self, _: Sequence[int], __: Usage) -> Follower:
+        """For each prompt that comes."""
+        return _Count(self).add
 
 
 class _Count:
@@ -107,7 +92,10 @@ class _Count:
         self.read = self.length = 0  # tokens of the prompt, tokens in all
         self.generating = False
 
-    def add(self, update: Reading | Step) -> None:
+    def add(self, update: Update) -> None:
+        if isinstance(update, Failed):
+            self._fail(update.error)
+            return
         now, totals = time.monotonic(), self.metrics.totals
         passed = now - self.seen if self.seen else 0.0
         if self.generating:
@@ -116,6 +104,7 @@ class _Count:
             totals.prompt_seconds += passed
         if isinstance(update, Reading):
             if not self.seen:
+                self.metrics.lookups.labels(update.source, update.reason).inc()
                 totals.cached += update.cached
                 self.read = update.cached
             totals.read += update.done - self.read
@@ -128,6 +117,12 @@ class _Count:
                 self.metrics.first_token.observe(now - self.begun)
         totals.longest = max(totals.longest, self.length)
         self.seen = now
+
+    def _fail(self, error: BaseException) -> None:
+        self.metrics.errors.labels(kind_of(error)).inc()
+        exchange = current_exchange()
+        if exchange is not None:
+            exchange.failed = True
 
 
 class CountRequests:
@@ -157,4 +152,7 @@ class CountRequests:
             # The route's pattern, so that clients cannot make series by asking for paths that do not exist.
             endpoint = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(endpoint, str(status)).inc()
+            exchange = current_exchange()
+            if status >= 400 and status != CLIENT_LEFT and not (exchange and exchange.failed):
+                self.metrics.errors.labels((exchange and exchange.error) or "internal_error").inc()
             self.metrics.duration.labels(endpoint).observe(time.monotonic() - begun)

@@ -1,7 +1,4 @@
-"""POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`).
-
-A form of the answer (`response_format`) is told to the model; nothing holds it to that form yet.
-"""
+"""POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`)."""
 
 import time
 from collections.abc import AsyncGenerator

@@ -78,6 +78,7 @@ class ToolChoice(_Strict):
 
 class JsonSchema(_Strict):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
 
 class ResponseFormat(_Strict):
@@ -96,6 +97,7 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     thinking: bool | ThinkingMode | None = None
     think: bool | None = None
@@ -110,13 +112,16 @@ class ChatRequest(SamplingFields):
 
     def conversation(self) -> Conversation:
         form = self.response_format or ResponseFormat(type="text")
-        schema = form.json_schema.schema_ if form.type == "json_schema" and form.json_schema else None
+        asked = (
+            form.json_schema if form.type == "json_schema" and form.json_schema else JsonSchema(schema=None)
+        )
         return Conversation(
             tuple(self._messages()),
             tools=tuple(self._tools()),
             thinking=self._thinking(),
-            response_schema=schema,
-            json_only=form.type != "text" and schema is None,
+            response_schema=asked.schema_,
+            json_only=form.type != "text" and (asked.schema_ is None or asked.strict is False),
+            parallel_calls=self.parallel_tool_calls is not False,
         )
 
     def _thinking(self) -> Thinking:

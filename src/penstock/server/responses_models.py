@@ -1,8 +1,7 @@
 """A request to OpenAI's Responses API, and the conversation that it means.
 
 Nothing is stored: a client sends the whole conversation each time.  Tools that OpenAI's own servers run, such as web
-search, do not exist here and are left out of the offer.  The model reasons only when it is asked to.  A form of the
-answer (`text.format`) is told to the model; nothing holds it to that form yet.
+search, do not exist here and are left out of the offer.  The model reasons only when it is asked to.
 """
 
 from dataclasses import replace
@@ -152,7 +151,10 @@ class ResponsesRequest(Body):
             self.offer().tools,
             self.thinking(),
             response_schema=form.schema_ if form and form.type == "json_schema" else None,
-            json_only=form is not None and form.type == "json_object",
+            json_only=form is not None
+            and (form.type == "json_object" or (form.type == "json_schema" and form.strict is False)),
+            schema_field="text.format.schema",
+            parallel_calls=self.parallel_tool_calls is not False,
         )
 
     def thinking(self) -> Thinking:

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from penstock.server import (
     anthropic,
+    dashboard,
     llamacpp,
     metrics,
     models,
@@ -24,4 +25,5 @@ ALL: list[APIRouter] = [
     slots.router,
     tokens.router,
     metrics.router,
+    dashboard.router,
 ]

@@ -3,13 +3,15 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fastapi import Request as HttpRequest
 
 from penstock.chat.events import Done, Event
+from penstock.chat.grammar import hold, is_held
 from penstock.chat.messages import Conversation
 from penstock.chat.parse import Parser
 from penstock.chat.pieces import Encoded, Prompt
@@ -18,12 +20,14 @@ from penstock.chat.render import render
 from penstock.chat.replay import Replay
 from penstock.chat.token_parser import TokenParser
 from penstock.chat.turn import Turn
+from penstock.engine.constraint import Constraint, Constraints
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
 from penstock.engine.session_pool import SessionPool
 from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step
+from penstock.server.errors import ApiError
 from penstock.server.settings import Settings
 
 
@@ -51,6 +55,11 @@ class Usage:
     ended: float | None = None
 
 
+# Told of a prompt when it comes; what it returns is told what happens to it, `Failed` also if it is refused.
+Follower = Callable[[Update], None]
+Observer = Callable[[Sequence[int], Usage], Follower]
+
+
 @dataclass(slots=True)
 class Token:
     """One sampled token and what it means for the conversation."""
@@ -73,6 +82,7 @@ class Service:
         remembered = Remembered(None if folder is None else folder / "said.sqlite")
         self.replay = Replay(engine.fingerprint, engine.config.vocab_size, remembered)
         self.created = int(time.time())
+        self.observers: list[Observer] = []
 
     @property
     def state(self) -> str:
@@ -85,6 +95,12 @@ class Service:
         if self.engine.parked:
             return "waking" if self.engine.loading is not None else "parked"
         return "ready"
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """What answers are held to a form with."""
+        tokenizer = self.engine.tokenizer
+        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids})
 
     def start(self) -> None:
         self.scheduler.start()
@@ -112,9 +128,11 @@ class Service:
         usage: Usage,
         shared: int = 0,
         stable: int | None = None,
+        constraint: Constraint | None = None,
     ) -> AsyncGenerator[Reading | Step, None]:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
-        client that goes away does, ends the request before its next step.  shared, stable: see `Request`."""
+        client that goes away does, ends the request before its next step.  shared, stable, constraint: see
+        `Request`."""
         loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Update] = asyncio.Queue()
 
@@ -123,14 +141,18 @@ class Service:
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
         limit = min(max_tokens, self.settings.max_tokens)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable)
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint)
         usage.prompt = len(prompt)
-        if self.scheduler.pool.shelf is not None:
-            await asyncio.to_thread(self.scheduler.pool.fetch, request.prompt)
-        self.scheduler.submit(request)
+        followers = [observe(prompt, usage) for observe in self.observers]
+        timer = self._timer(usage, tell)
         try:
+            if self.scheduler.pool.shelf is not None:
+                await asyncio.to_thread(self.scheduler.pool.fetch, request.prompt)
+            self.scheduler.submit(request)
             while True:
                 update = await updates.get()
+                for follow in followers if not isinstance(update, Failed) else ():
+                    follow(update)
                 match update:
                     case Failed(error):
                         raise error
@@ -143,9 +165,34 @@ class Service:
                         yield update
                         if update.finish_reason is not None:
                             return
+        except Exception as error:
+            for follow in followers:
+                follow(Failed(error))
+            raise
         finally:
+            if timer is not None:
+                timer.cancel()
             request.cancel()
             usage.ended = time.monotonic()
+
+    def _timer(self, usage: Usage, tell: Follower) -> asyncio.TimerHandle | None:
+        """Ends a request that takes longer than one may."""
+        loop, timeout = asyncio.get_running_loop(), self.settings.timeout
+        if not timeout:
+            return None
+        error = ApiError(504, f"the request took more than {timeout:g} seconds", code="timeout")
+        return loop.call_later(usage.begun + timeout - time.monotonic(), tell, Failed(error))
+
+    async def _held(
+        self, conversation: Conversation, prompt: Prompt, force_call: bool = False, **rendering: bool
+    ) -> Constraint | None:
+        """What holds the answer to its form.  A grammar may take a while to compile, and the first one a second."""
+        if not is_held(conversation):
+            return None
+        last = conversation.messages[-1]
+        begun = (last.content or last.reasoning or "") if rendering.get("continue_final") else ""
+        how = {"thinking": prompt.thinking, "force_call": force_call}
+        return await asyncio.to_thread(hold, self.constraints, conversation, **how, begun=begun)
 
     async def chat(
         self, conversation: Conversation, max_tokens: int, sampling: Sampling, usage: Usage, **rendering: bool
@@ -161,9 +208,10 @@ class Service:
             continuing=rendering.get("continue_final", False),
         )
         parser = TokenParser(self.engine.tokenizer, words)
+        held = await self._held(conversation, prompt, **rendering)
         turn = Turn(thinking=prompt.thinking)
         stream = self.complete(
-            encoded.ids, max_tokens, replace(sampling, stop=()), usage, encoded.shared, encoded.stable
+            encoded.ids, max_tokens, replace(sampling, stop=()), usage, encoded.shared, encoded.stable, held
         )
         try:
             async for update in stream:

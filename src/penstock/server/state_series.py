@@ -50,6 +50,9 @@ STORAGE_GAUGES: Final = (
 )
 
 
+STATES: Final = ("loading", "ready", "parked", "waking", "failed")
+
+
 class StateSeries(Collector):
     """Reads only; nobody waits for a scrape."""
 
@@ -57,6 +60,12 @@ class StateSeries(Collector):
         self.service, self.totals = service, totals
 
     def collect(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "penstock_state", "1 for the state that the model is in.", labels=("state",)
+        )
+        for name in STATES:
+            state.add_metric((name,), name == self.service.state)
+        yield state
         yield from self._requests()
         yield from self._storage(self.service.engine.stats())
         yield from self._as_llamacpp()
@@ -75,6 +84,12 @@ class StateSeries(Collector):
             "penstock_batch_rows",
             "Requests that took part in a step, summed over steps.",
             scheduler.busy_rows,
+        )
+        yield CounterMetricFamily(
+            "penstock_paused_requests", "Times that a request had to step back for memory.", scheduler.paused
+        )
+        yield CounterMetricFamily(
+            "penstock_engine_seconds", "Time spent in steps of the model.", scheduler.engine_seconds
         )
         yield GaugeMetricFamily(
             "penstock_session_pool_bytes", "State of idle sessions.", scheduler.pool.bytes

@@ -17,6 +17,11 @@ async def together(
 ) -> AsyncGenerator[tuple[int, T], None]:
     """(index of the stream, what it yields) in the order in which it happens; at most `most` run at a time.  The
     first failure ends them all, and so does closing."""
+    if len(streams) == 1:  # nearly always: no need for tasks and a queue
+        async with aclosing(streams[0]) as only:
+            async for update in only:
+                yield 0, update
+        return
     found: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
     gate = asyncio.Semaphore(most)
 

@@ -1,0 +1,82 @@
+"""The server that a client is to use: where it is, and what it says about itself."""
+
+import json
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from penstock.errors import OptionError, PenstockError
+
+MODEL: Final = "deepseek-v4"  # what `penstock serve` calls its model
+CONTEXT: Final = 65_536
+ANY_KEY: Final = "penstock"  # clients want one, also where the server does not
+PATIENCE: Final = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """url without a path; key: None where the server needs none; reached: whether it was asked and has answered."""
+
+    url: str
+    model: str = MODEL
+    context: int = CONTEXT
+    key: str | None = None
+    reached: bool = False
+
+    @property
+    def openai(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def token(self) -> str:
+        return self.key or ANY_KEY
+
+    @property
+    def output(self) -> int:
+        """Tokens of an answer that clients may plan with.  What is left of the context is for their prompts."""
+        return min(32_768, max(1, self.context // 4))
+
+
+def find(url: str, model: str | None = None, key: str | None = None) -> Target:
+    """The server at the address.  What it does not tell, because it does not run now, is assumed."""
+    base = _base(url)
+    try:
+        name = model or str(_ask(f"{base}/v1/models", key)["data"][0]["id"])
+        context = int(_ask(f"{base}/props", key)["default_generation_settings"]["n_ctx"])
+    except PenstockError:
+        raise
+    except (OSError, HTTPException):
+        return Target(base, model or MODEL, key=key)
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise PenstockError(f"--url {url}: what answers there is no Penstock server") from None
+    return Target(base, name, context, key, reached=True)
+
+
+def _base(url: str) -> str:
+    """Without the path that OpenAI's clients put after it.
+
+    >>> _base("http://127.0.0.1:8080/v1/")
+    'http://127.0.0.1:8080'
+    """
+    base = url.rstrip("/").removesuffix("/v1").rstrip("/")
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+        raise OptionError(f"--url is {url!r}, expected an address such as http://127.0.0.1:8080")
+    return base
+
+
+def _ask(url: str, key: str | None) -> Any:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    opener = build_opener(ProxyHandler({}))  # the server is on this machine or near it
+    try:
+        with opener.open(Request(url, headers=headers), timeout=PATIENCE) as answer:
+            return json.load(answer)
+    except HTTPError as error:
+        if error.code in (401, 403):
+            raise OptionError(f"--api-key is missing or wrong: {url} answers {error.code}") from None
+        raise PenstockError(f"{url} answers {error.code}: is that a Penstock server?") from None
+    except URLError as error:
+        raise OSError(error.reason) from None

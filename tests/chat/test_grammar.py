@@ -1,0 +1,440 @@
+"""The form of an answer: what can be sampled under it can be read, and what was right before is still possible."""
+
+import json
+import re
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.chat.events import coalesced
+from penstock.chat.grammar import hold
+from penstock.chat.markers import DSML, END_THINK
+from penstock.chat.messages import Conversation, Message, Role, ToolCall
+from penstock.chat.parse import Parser
+from penstock.chat.pieces import Prompt
+from penstock.chat.schema_shape import Forms, forms, parameters
+from penstock.chat.token_parser import TokenParser
+from penstock.chat.tool_text import BEFORE_BLOCK, CLOSE_BLOCK, OPEN_BLOCK, call_blocks, marked
+from penstock.chat.turn import Turn
+from penstock.engine.constraint import Constraint
+from penstock.errors import OptionError
+from tests.engine.random_answers import answer, constraints, tokenizer
+
+WEATHER = {
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["celsius", "kelvin"]},
+        },
+        "required": ["city"],
+    },
+}
+NOW = {"name": "now"}
+JOB = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+names = st.text("abcXYZ_- .é世", min_size=1, max_size=5)
+values: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
+    ({"type": "string"}, st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
+    ({"type": "string"}, st.sampled_from(["</div>", "a < b\n\n</", "<<", "世界 😀", "｜DSML", '"', "</｜"])),
+    ({"type": "integer"}, st.integers()),
+    ({"type": "boolean"}, st.booleans()),
+    ({"enum": ["red", "a</b", "", 5, None]}, st.sampled_from(["red", "a</b", "", 5, None])),
+    ({"const": "only"}, st.just("only")),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, st.sampled_from(["x", None, "null"])),
+    ({"type": ["string", "number"]}, st.sampled_from(["x", 2.5])),
+    ({"$ref": "#/$defs/colour"}, st.sampled_from(["red", "blue"])),
+    ({"allOf": [{"$ref": "#/$defs/tree"}]}, st.sampled_from([{}, {"left": {"left": {}}}])),
+    ({"type": "array", "items": {"type": "string"}}, st.lists(st.sampled_from(["é", "</b>"]), max_size=3)),
+    ({}, st.sampled_from(["text", 1, None, {"a": [1, "b"]}])),
+]
+DEFS = {
+    "colour": {"enum": ["red", "blue"]},
+    "tree": {
+        "type": "object",
+        "properties": {"left": {"$ref": "#/$defs/tree"}},
+        "additionalProperties": False,
+    },
+}
+
+
+@st.composite
+def tools(draw: st.DrawFn, name: str = "f") -> tuple[dict[str, Any], dict[str, Any]]:
+    """A tool, and arguments that fit it, in any order."""
+    chosen = draw(st.dictionaries(names, st.sampled_from(values), max_size=4))
+    required = [key for key in chosen if draw(st.booleans())]
+    schema = {
+        "type": "object",
+        "properties": {key: schema for key, (schema, _) in chosen.items()},
+        "required": required,
+        "additionalProperties": False,
+        "$defs": DEFS,
+    }
+    given = draw(st.permutations([key for key in chosen if key in required or draw(st.booleans())]))
+    return {"name": name, "parameters": schema}, {key: draw(chosen[key][1]) for key in given}
+
+
+def conversation(*tools: dict[str, Any], **options: Any) -> Conversation:
+    return Conversation((Message(Role.USER, "Go."),), tools, **options)
+
+
+def held_by(asked: Conversation, **how: Any) -> Constraint:
+    found = hold(constraints(), asked, **{"thinking": False, **how})
+    assert found is not None
+    return found
+
+
+def ids(text: str) -> list[int]:
+    """The tokens of a text of the engine's own making: markers are markers."""
+    return Prompt(tuple(marked(text))).ids(tokenizer())
+
+
+def turn_of(tokens: list[int], **options: Any) -> Turn:
+    reader = TokenParser(tokenizer(), Parser(**{"thinking": False, "tools": True, **options}))
+    turn = Turn(options.get("thinking", False))
+    turn.add(coalesced([event for token in tokens for event in reader.push(token)]))
+    turn.add(reader.finish("stop"))
+    return turn
+
+
+def allows(held: Constraint, tokens: list[int]) -> bool:
+    """Whether these tokens, and then the end, are possible."""
+    logits = np.ones(tokenizer().vocab_size, np.float32)
+    for token in (*tokens, tokenizer().eos_ids[0]):
+        if held.mask(logits)[token] == -np.inf:
+            return False
+        held.accept(token)
+    return True
+
+
+# ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(tools(), min_size=1, max_size=3), st.integers(0, 1 << 30), st.booleans())
+def test_whatever_is_sampled_is_a_call_that_fits(
+    offered: list[tuple[dict[str, Any], Any]], seed: int, many: bool
+) -> None:
+    functions = [{**tool, "name": f"f{number}"} for number, (tool, _) in enumerate(offered)]
+    held = held_by(conversation(*functions, parallel_calls=many), force_call=True)
+    sampled = answer(held, seed)
+    turn = turn_of(sampled, forced=True)
+    assert turn.content == []
+    assert turn.finish_reason == "tool_calls"
+    assert many or len(turn.calls) == 1
+    schemas = {function["name"]: function["parameters"] for function in functions}
+    for call in turn.calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        assert call.raw == BEFORE_BLOCK + OPEN_BLOCK + tokenizer().decode(sampled)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tools(), st.booleans())
+def test_a_call_that_fits_may_be_made_and_is_replayed_in_the_same_tokens(
+    made: tuple[dict[str, Any], dict[str, Any]], twice: bool
+) -> None:
+    tool, arguments = made
+    calls = [ToolCall("", "f", json.dumps(arguments, ensure_ascii=False))] * (1 + twice)
+    block = "".join(piece.text for piece in call_blocks(calls, 0))
+    tokens = Prompt(tuple(call_blocks(calls, 0))).ids(tokenizer())
+    held = held_by(conversation(tool))
+    assert allows(held, tokens), block
+    turn = turn_of(tokens)
+    assert [json.loads(call.arguments) for call in turn.calls] == [arguments] * (1 + twice)
+    assert Prompt(tuple(call_blocks(turn.calls, 0))).ids(tokenizer()) == tokens
+
+
+def test_a_value_may_have_tags_lines_and_any_script() -> None:
+    value = "<html>\n\n</body> </ < 世界 😀 </html>\n"
+    text = f'<{DSML}parameter name="city" string="true">{value}</{DSML}parameter>\n'
+    call = f'<{DSML}invoke name="get_weather">\n{text}</{DSML}invoke>\n{CLOSE_BLOCK}'
+    assert allows(held_by(conversation(WEATHER), force_call=True), ids(call))
+    (made,) = turn_of(ids(call), forced=True).calls
+    assert json.loads(made.arguments) == {"city": value}
+
+
+def test_a_value_cannot_spell_what_would_end_it() -> None:
+    """The parser would take the text for the marker."""
+    anything = {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}
+    for opening in (' string="true">', ' string="false">"'):
+        begun = ids(f'<{DSML}invoke name="f">\n<{DSML}parameter name="x"{opening}')
+        for spelled, good in [
+            (f"</{DSML}", False),
+            ("</DSML｜", False),
+            (f"<{DSML}", True),
+            ("</｜DSML", True),
+        ]:
+            held = held_by(conversation(anything), force_call=True)
+            logits = np.ones(tokenizer().vocab_size, np.float32)
+            possible = True
+            for token in [*begun, *tokenizer().encode(spelled)]:
+                possible = possible and bool(held.mask(logits)[token] > -np.inf)
+                held.accept(token)
+            assert possible is good, (opening, spelled)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "\n",  # without what is required
+        '<D>parameter name="days" string="false">3</D>parameter>\n',
+        '<D>parameter name="city" string="false">"Rome"</D>parameter>\n',
+        '<D>parameter name="city" string="true">A</D>parameter>\n' * 2,
+        '<D>parameter name="city" string="true">A</D>parameter>\n\n',
+        '<D>parameter name="town" string="true">A</D>parameter>\n',
+        '<D>parameter name="city" string="true">A</D>parameter>\n'
+        '<D>parameter name="days" string="true">3</D>parameter>\n',
+        '<D>parameter name="city" string="true">A</D>parameter>\n'
+        '<D>parameter name="unit" string="true">miles</D>parameter>\n',
+        '<D>parameter name="city" string="true">A</D>invoke>\n',
+    ],
+)
+def test_what_does_not_fit_cannot_be_written(body: str) -> None:
+    call = f'<{DSML}invoke name="get_weather">\n{body}</{DSML}invoke>\n{CLOSE_BLOCK}'.replace("D>", DSML)
+    held = held_by(conversation(WEATHER), force_call=True)
+    assert not allows(held, ids(call))
+
+
+def test_only_tools_on_offer_are_called_and_one_at_a_time_if_so_asked() -> None:
+    now = f'<{DSML}invoke name="now">\n\n</{DSML}invoke>\n'
+    cases: list[tuple[list[dict[str, Any]], bool, int, bool]] = [
+        ([NOW, WEATHER], True, 1, True),
+        ([NOW, WEATHER], True, 3, True),
+        ([NOW], False, 1, True),
+        ([NOW], False, 2, False),
+        ([NOW], True, 0, False),
+        ([WEATHER], True, 1, False),
+    ]
+    for offered, many, count, good in cases:
+        held = held_by(conversation(*offered, parallel_calls=many), force_call=True)
+        assert allows(held, ids(now * count + CLOSE_BLOCK)) is good, (offered, many, count)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_a_block_once_opened_is_a_good_one(seed: int) -> None:
+    """The model is made to open blocks wherever it may, and to stumble over markers."""
+    marker, angle = tokenizer().token_id(DSML), tokenizer().encode("<")[0]
+    assert marker is not None
+    sampled = answer(held_by(conversation(WEATHER, NOW)), seed, favourite=[marker, angle])
+    turn = turn_of(sampled)
+    assert turn.finish_reason == "tool_calls"
+    assert all(call.raw for call in turn.calls)
+    assert DSML not in "".join(turn.content)
+
+
+def test_a_marker_in_reasoning_opens_a_block_as_well() -> None:
+    text = f'Hm.\n<{DSML}tool_calls>\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
+    assert allows(held_by(conversation(NOW), thinking=True), ids(text))
+    assert not allows(held_by(conversation(NOW), thinking=True), ids(text.replace("tool_", "function_")))
+
+
+def test_talk_is_free_besides_the_spelling_of_markers() -> None:
+    codec = tokenizer()
+    held = held_by(conversation(NOW))
+    logits = np.ones(codec.vocab_size, np.float32)
+    logits[codec.token_id(DSML)] = 0
+    for token in codec.encode("Look: </div> <b> | tool_calls> DSML <tool>"):
+        masked = held.mask(logits)
+        assert np.flatnonzero(np.isinf(masked)).tolist() in ([], [codec.token_id(DSML)])
+        held.accept(token)
+    assert not allows(held_by(conversation(NOW)), codec.encode(f"So: <{DSML}invoke"))
+    assert not allows(held_by(conversation(NOW)), codec.encode("So: <DSML｜invoke"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "colour"},
+        {"type": "array", "items": {"pattern": "(?=a)"}},
+        {"$ref": "http://elsewhere/x"},
+        {"type": "integer", "minimum": 3, "maximum": 1},
+        {"type": "array", "items": {"minimum": float("nan"), "type": "number"}},
+    ],
+)
+def test_a_schema_that_cannot_be_used(schema: dict[str, Any]) -> None:
+    properties = {"x": schema, "unit": {"enum": ["a"]}, "y": {"type": "array", "items": {"type": "boolean"}}}
+    tool = {"name": "odd", "parameters": {"type": "object", "properties": properties, "required": ["unit"]}}
+
+    def call(unit: str, y: str) -> list[int]:
+        values = [("unit", "true", unit), ("x", "false", "[1]"), ("y", "false", y)]
+        body = "".join(
+            f'<{DSML}parameter name="{name}" string="{string}">{value}</{DSML}parameter>\n'
+            for name, string, value in values
+        )
+        return ids(f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="odd">\n{body}</{DSML}invoke>\n{CLOSE_BLOCK}')
+
+    asked = conversation(NOW, tool)
+    assert allows(held_by(asked), call("a", "[true]")), "any JSON will do"
+    assert not allows(held_by(asked), call("b", "[true]")), "the others are held as before"
+    assert not allows(held_by(asked), call("a", "[1]"))
+    with pytest.raises(OptionError, match="tools: the parameters of 'odd'"):
+        hold(constraints(), asked, thinking=False, force_call=True)
+
+
+def test_names_that_no_call_can_hold() -> None:
+    odd = {"type": "object", "properties": {'a"b': {"type": "string"}, "c": {"type": "null"}}}
+    assert allows(
+        held_by(conversation({"name": "f", "parameters": odd}), force_call=True),
+        ids(
+            f'<{DSML}invoke name="f">\n<{DSML}parameter name="c" string="false">null</{DSML}parameter>\n'
+            f"</{DSML}invoke>\n{CLOSE_BLOCK}"
+        ),
+    )
+    with pytest.raises(OptionError, match="tools: no name"):
+        hold(constraints(), conversation({"name": "a>b"}), thinking=False)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"additionalProperties": True}, "nonsense"])
+def test_a_tool_without_declared_parameters_takes_any(schema: Any) -> None:
+    held = held_by(conversation({"name": "f", "parameters": schema}), force_call=True)
+    body = f'<{DSML}parameter name="x y" string="true">1</{DSML}parameter>\n'
+    body += f'<{DSML}parameter name="z" string="false">{{"a": 1}}</{DSML}parameter>\n'
+    assert allows(held, ids(f'<{DSML}invoke name="f">\n{body}</{DSML}invoke>\n{CLOSE_BLOCK}'))
+
+
+def test_many_parameters() -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(70)}
+    for count, name, good in [(64, "p63", True), (64, "p64", False), (70, "p69", True)]:
+        some = dict(list(properties.items())[:count])
+        held = held_by(
+            conversation({"name": "f", "parameters": {"type": "object", "properties": some}}), force_call=True
+        )
+        body = f'<{DSML}parameter name="{name}" string="false">1</{DSML}parameter>\n'
+        assert allows(held, ids(f'<{DSML}invoke name="f">\n{body}</{DSML}invoke>\n{CLOSE_BLOCK}')) is good
+
+
+# ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_json_follows_the_reasoning(seed: int, thinking: bool) -> None:
+    end = tokenizer().token_id(END_THINK)
+    assert end is not None
+    sampled = answer(held_by(conversation(response_schema=JOB), thinking=thinking), seed)
+    assert thinking or end not in sampled
+    turn = turn_of(sampled, thinking=thinking, tools=False)
+    jsonschema.validate(json.loads("".join(turn.content)), JOB)
+
+
+def test_any_object_where_no_form_is_demanded() -> None:
+    for asked in (conversation(json_only=True), conversation(json_only=True, response_schema=JOB)):
+        assert allows(held_by(asked), tokenizer().encode('{"any": [1, {"thing": null}]}'))
+        assert not allows(held_by(asked), tokenizer().encode("[1]"))
+    assert not allows(held_by(conversation(response_schema=JOB)), tokenizer().encode('{"any": 1}'))
+    assert hold(constraints(), conversation(), thinking=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ('{"n":1}', True),
+        ('{"n": 1}', True),
+        ('{\n  "n": 1\n}', True),
+        ('{\n\t"n": 1\r\n}', True),
+        ('{"n":  1}', False),
+        ('{\n\n"n": 1}', False),
+        ('{"n": 1}\n', False),
+        (' {"n": 1}', False),
+    ],
+)
+def test_blanks_are_bounded(text: str, good: bool) -> None:
+    assert allows(held_by(conversation(response_schema=JOB)), tokenizer().encode(text)) is good
+
+
+def test_a_model_in_love_with_blanks_comes_to_an_end() -> None:
+    codec = tokenizer()
+    blanks = [id for id in range(codec.vocab_size) if codec.token_bytes(id).strip(b" \t\r\n") == b""]
+    text = codec.decode(answer(held_by(conversation(response_schema=JOB)), 1, favourite=blanks))
+    assert json.loads(text)["n"] is not None
+    assert 20 < max(map(len, re.findall(r"\s+", text))) <= 42
+
+
+def test_with_tools_the_answer_is_json_or_a_call() -> None:
+    asked = conversation(NOW, response_schema=JOB)
+    call = f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
+    for thinking in (False, True):
+        before = f"Well.{END_THINK}" if thinking else ""
+        for text, good in [('{"n": 1}', True), (call, True), ("Hello", False), ('{"n": 1}' + call, False)]:
+            assert allows(held_by(asked, thinking=thinking), ids(before + text)) is good, (text, thinking)
+    assert allows(held_by(asked, thinking=True), ids("Well." + call))
+
+
+def test_json_that_is_begun_is_continued() -> None:
+    held = held_by(conversation(response_schema=JOB), begun='{"n":')
+    assert isinstance(json.loads('{"n":' + tokenizer().decode(answer(held, 2)))["n"], int)
+    with pytest.raises(OptionError, match="messages"):
+        hold(constraints(), conversation(response_schema=JOB), thinking=False, begun="Sure: ")
+
+
+def test_a_schema_that_is_wrong_is_named() -> None:
+    asked = conversation(response_schema={"type": "colour"}, schema_field="text.format.schema")
+    with pytest.raises(OptionError, match=r"text\.format\.schema: Invalid type: colour"):
+        hold(constraints(), asked, thinking=False)
+
+
+def test_what_is_not_supported_is_left_out() -> None:
+    schema = {**JOB, "unevaluatedProperties": False, "x-guidance": {"whitespace_flexible": True}}
+    assert allows(held_by(conversation(response_schema=schema)), tokenizer().encode('{"n": 1}'))
+
+
+def test_schemas_too_deep_are_refused() -> None:
+    deep: dict[str, Any] = {"$ref": "#"}
+    for _ in range(5_000):
+        deep = {"items": deep}
+    with pytest.raises(OptionError, match="deep"):
+        hold(constraints(), conversation(response_schema=deep), thinking=False)
+
+
+# ── shapes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, Forms(True, (), False)),
+        ({"type": "object"}, Forms(False, (), True)),
+        ({"type": ["string", "null"]}, Forms(True, (), True)),
+        ({"enum": ["a", "b", 1]}, Forms(False, ("a", "b"), True)),
+        ({"const": "a"}, Forms(False, ("a",), False)),
+        ({"$ref": "#/$defs/a~1b"}, Forms(False, ("x",), False)),
+        ({"$ref": "#/$defs/loop"}, Forms(True, (), True)),
+        ({"$ref": 5}, Forms(True, (), True)),
+        ({"anyOf": [{"const": "a"}, {"oneOf": [{"type": "integer"}]}]}, Forms(False, ("a",), True)),
+        ({"allOf": [{"type": "string"}, {"enum": ["a"]}]}, Forms(False, ("a",), False)),
+        ({"anyOf": "nonsense"}, Forms(True, (), True)),
+        ({"anyOf": [{"const": str(number)} for number in range(65)]}, Forms(True, (), True)),
+        (True, Forms(True, (), True)),
+        ({}, Forms(True, (), True)),
+    ],
+)
+def test_how_a_value_is_written(schema: Any, expected: Forms) -> None:
+    root = {"$defs": {"a/b": {"const": "x"}, "loop": {"$ref": "#/$defs/loop"}}}
+    assert forms(schema, root) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "named", "required", "others"),
+    [
+        (None, [], [], None),
+        ({}, [], [], True),
+        ({"properties": {}}, [], [], None),
+        ({"properties": {}, "additionalProperties": True}, [], [], True),
+        ({"additionalProperties": False}, [], [], None),
+        ({"additionalProperties": {"type": "null"}}, [], [], {"type": "null"}),
+        ({"properties": {"a": {}}, "required": ["b", 3]}, ["a", "b"], ["b"], None),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {}}}}}, ["a"], [], None),
+        ({"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, [], [], {}),
+        ({"properties": 3, "required": "a"}, [], [], True),
+    ],
+)
+def test_the_parameters_of_a_tool(schema: Any, named: list[str], required: list[str], others: Any) -> None:
+    found = parameters(schema)
+    assert (list(found.named), sorted(found.required), found.others) == (named, required, others)

@@ -1,0 +1,223 @@
+"""GET /: the page, its parts, and the numbers that it shows."""
+
+import asyncio
+import base64
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+from penstock.engine.engine import Engine
+from penstock.experts.heat import ExpertMap
+from penstock.pocket import pocket_path
+from penstock.server import dashboard
+from penstock.server.app import create_app
+from penstock.server.service import Service
+from penstock.server.settings import Settings
+from penstock.server.state_series import Totals
+
+FOLDER = Path(str(resources.files("penstock.server") / "dashboard"))
+FILES = sorted(path.name for path in FOLDER.iterdir())
+PAGE = (FOLDER / "index.html").read_text()
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 20}
+
+
+def small_engine() -> Engine:
+    """So little memory that experts come and go."""
+    return Engine(pocket_path(), threads=1, context=2048, memory=380 << 20, streaming="direct", policy="lru")
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[str]:
+    """A real server, on a port of its own; its address."""
+    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        service.scheduler.stop()  # which ends the streams that others still listen to
+        server.should_exit = True
+        thread.join()
+
+
+# ── the page ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", ["/", *(dashboard.ASSETS + name for name in FILES)])
+def test_every_part_comes_with_its_type_and_the_rules_for_it(client: TestClient, path: str) -> None:
+    reply: Any = client.get(path)
+    assert reply.status_code == 200
+    kinds = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+    kind = kinds.get(path.rpartition(".")[2], "text/html")
+    assert reply.headers["content-type"].split(";")[0] == kind
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    rules = reply.headers["content-security-policy"]
+    assert rules.startswith("default-src 'self';")
+    assert "unsafe" not in rules
+
+
+def test_parts_name_only_parts_that_exist() -> None:
+    asked = re.findall(rf'(?:href|src)="{dashboard.ASSETS}([^"]+)"', PAGE)
+    for name in FILES:
+        if name.endswith(".js"):
+            asked += re.findall(r'^import .* from "\./([^"]+)";$', (FOLDER / name).read_text(), re.M)
+    assert {"main.js", "style.css", "chat.js"} <= set(asked) <= set(FILES)
+    assert set(FILES) - set(asked) == {"index.html"}
+
+
+def test_the_page_needs_nobody_else_and_runs_nothing_inline() -> None:
+    text = {name: (FOLDER / name).read_text() for name in FILES}
+    for name, content in text.items():
+        addresses = set(re.findall(r"https?://[^\s\"']+", content))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, name  # a name, which nobody fetches
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", content), (
+            name
+        )
+    assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", PAGE)
+
+
+def test_elements_that_scripts_look_for_are_on_the_page() -> None:
+    ids = set(re.findall(r'\bid="([^"]+)"', PAGE))
+    for name in FILES:
+        asked = set(re.findall(r'(?:byId|getElementById)\("([\w-]+)"\)', (FOLDER / name).read_text()))
+        assert asked <= ids, name
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "..%2fdashboard.py", "../dashboard.py", "dashboard.py", ".", ""]
+)
+def test_nothing_else_is_served(client: TestClient, name: str) -> None:
+    assert client.get(dashboard.ASSETS + name).status_code == 404
+
+
+def test_the_page_is_for_everybody_and_the_numbers_are_not(service: Service) -> None:
+    guarded = TestClient(create_app(Service(service.engine, Settings(api_keys=("secret",)))))
+    assert guarded.get("/").status_code == 200
+    assert guarded.get(dashboard.ASSETS + "main.js").status_code == 200
+    for path in ("/dashboard/events", "/dashboard", "/dashboard/assets", "/props"):
+        assert guarded.get(path).status_code == 401, path
+
+
+# ── the numbers ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pictures(service: Service, count: int, totals: Totals | None = None) -> list[Any]:
+    """The first events of a stream."""
+
+    async def take() -> list[str]:
+        stream = dashboard._pictures(service, totals)
+        found = [await anext(stream) for _ in range(count)]
+        await stream.aclose()
+        return found
+
+    return [json.loads(line.removeprefix("data: ")) for line in asyncio.run(take())]
+
+
+def test_the_stream_tells_what_the_server_does() -> None:
+    service = Service(small_engine(), Settings(api_keys=("secret",)))
+    key = {"Authorization": "Bearer secret"}
+    with serving(service) as url, httpx.Client(base_url=url, headers=key, timeout=20) as client:
+        assert httpx.get(f"{url}/dashboard/events").status_code == 401
+        with client.stream("GET", "/dashboard/events") as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            lines = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
+            before = next(lines)
+            assert client.post("/v1/chat/completions", json=HELLO).status_code == 200
+            after = next(each for each in lines if each["tokens"]["generated"])
+    assert before["state"] == after["state"] == "ready"
+    assert before["about"]["mode"] == "direct"
+    assert after["tokens"]["read"] == 5
+    for name in ("hits", "misses", "disk_bytes"):
+        assert after["storage"][name] > before["storage"][name], name
+    assert after["queue"]["steps"] > before["queue"]["steps"]
+    assert after["queue"]["engine_seconds"] > 0
+    assert after["time"] > before["time"]
+    assert after["memory"]["experts"]["used"] > before["memory"]["experts"]["used"]
+    assert after["memory"]["experts"]["used"] <= after["memory"]["experts"]["limit"]
+    assert before["map"]["blocks"] == after["map"]["blocks"]
+    assert before["map"]["cells"] != after["map"]["cells"]
+
+
+def test_the_map_is_sent_only_if_it_has_changed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Service(service.engine, Settings())
+    heat = np.zeros((2, 3), np.float32)
+    maps = iter([heat, heat.copy(), heat + 1, None, None, heat])
+
+    def found() -> ExpertMap | None:
+        heat = next(maps)
+        return None if heat is None else ExpertMap(["blk.0", "blk.1"], heat > 0, heat)
+
+    monkeypatch.setattr(dashboard, "EVERY", 0.0)
+    monkeypatch.setattr(service.engine, "expert_map", found)
+    assert [each.get("map", "same") is not None for each in pictures(own, 6)] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    maps = iter([heat, heat.copy(), heat + 1])
+    assert ["map" in each for each in pictures(own, 3)] == [True, False, True]
+
+
+def test_a_byte_of_the_map_says_where_an_expert_is_and_how_hot() -> None:
+    present = np.array([[True, False, True, False]])
+    for hottest, shown in ((20.0, 20.0), (2.0, dashboard.WARM)):  # what is lukewarm does not look hot
+        heat = np.array([[0, 0, hottest, hottest / 2]], np.float32)
+        found = dashboard.expert_map(ExpertMap(["blk.0"], present, heat))
+        assert found is not None
+        cells = np.frombuffer(base64.b64decode(found["cells"]), np.uint8)
+        assert (cells >> 7).tolist() == [1, 0, 1, 0]
+        told = np.expm1((cells & 127) / 127 * np.log1p(found["hottest"]))
+        assert told == pytest.approx(heat[0], rel=0.05)
+        assert found["hottest"] == shown
+
+
+def test_without_metrics_tokens_are_not_known(service: Service) -> None:
+    own = Service(service.engine, Settings(metrics=False))
+    (found,) = pictures(own, 1)
+    assert found["tokens"] is None
+    assert found["storage"] is None  # the file is mapped, and nobody counts
+    assert found["memory"]["experts"]["used"] == found["memory"]["experts"]["total"] > 0
+
+
+def test_weights_that_are_not_in_memory() -> None:
+    engine = Engine(pocket_path(), threads=1, context=256, load=False)
+    service = Service(engine, Settings())
+    (loading,) = pictures(service, 1)
+    assert loading["state"] == "loading"
+    assert "map" not in loading
+    assert loading["memory"]["dense"]["used"] == loading["memory"]["experts"]["used"] == 0
+    engine.load()
+    service.scheduler.ready = True
+    (ready,) = pictures(service, 1)
+    assert ready["state"] == "ready"
+    assert ready["memory"]["dense"]["used"] > 0
+    engine.park()
+    (parked,) = pictures(service, 1)
+    assert parked["state"] == "parked"
+    assert parked["memory"]["experts"]["used"] == parked["memory"]["dense"]["used"] == 0
+
+
+def test_a_server_that_ends_does_not_wait_for_those_who_watch(service: Service) -> None:
+    own = Service(service.engine, Settings())
+    own.scheduler.stop()
+    with pytest.raises(StopAsyncIteration):
+        pictures(own, 1)
