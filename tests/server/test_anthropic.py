@@ -15,12 +15,12 @@ from penstock.chat.events import Done, TextDelta, ToolCallFinished, ToolCallStar
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.scheduler import Failed
 from penstock.engine.steps import Step
+from penstock.engine.stops import StopStrings
 from penstock.errors import PenstockError
 from penstock.server.anthropic import PING, Answer, messages
 from penstock.server.anthropic_models import CountRequest, MessagesRequest
 from penstock.server.service import Service, Token, Usage
 from penstock.server.sse import EventStream
-from penstock.server.stop_sequences import StopSequences
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -388,7 +388,7 @@ def test_text_that_might_be_a_stop_sequence_comes_before_a_call() -> None:
 
 
 def test_the_stop_sequence_that_is_complete_first() -> None:
-    stops = StopSequences(["abcd", "bc", "b"])
+    stops = StopStrings(["abcd", "bc", "b"])
     assert [stops.push(letter) for letter in "xab"] == ["x", "", "a"]
     assert (stops.found, stops.finish()) == ("b", "")
 

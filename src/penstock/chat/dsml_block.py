@@ -1,8 +1,8 @@
 """A block of tool calls, read as it arrives.
 
 Strict about what counts as a call, lenient about spelling, and nothing is lost: what is not part of a complete call
-comes out as text, unless a limit cut it off.  A block spelled exactly as taught keeps its text as `raw` for replay; one with any defect does
-not, so that history shows the model the right form.
+comes out as text, unless a limit cut it off.  A block spelled exactly as taught keeps its text as `raw` for replay;
+one with any defect does not, so that history shows the model the right form.
 """
 
 import json

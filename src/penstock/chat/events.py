@@ -22,8 +22,8 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """A call begins.  It counts only once its `ToolCallFinished` comes: one that is cut off by a limit never does, and
-    one that turns out to be none comes as `TextDelta` instead."""
+    """A call begins.  It counts only once its `ToolCallFinished` comes: one that a limit cuts off never does, and one
+    that turns out to be none comes as `TextDelta` instead."""
 
     index: int
     id: str

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request, Response
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import ToolCall
 from penstock.engine.scheduler import Reading
+from penstock.engine.stops import StopStrings
 from penstock.server.anthropic_models import CountRequest, MessagesRequest, tool_use_id
 from penstock.server.errors import ApiError, anthropic_envelope
 from penstock.server.service import Service, Token, Usage, new_id
 from penstock.server.sse import EventStream
-from penstock.server.stop_sequences import StopSequences
 from penstock.server.together import unless_gone
 from penstock.server.typed_events import reply, sse_event
 
@@ -53,7 +53,7 @@ class Answer:
         self.id, self.model, self.usage = new_id("msg_"), model, usage
         self.content: list[dict[str, Any]] = []
         self.stop_reason: str | None = None
-        self._stops = StopSequences(stop_sequences)
+        self._stops = StopStrings(stop_sequences)
         self._open = ""  # the type of the last block, while there may be more of it
         self._texts: list[str] = []  # what it has so far
 

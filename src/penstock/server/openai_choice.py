@@ -25,7 +25,6 @@ class Choice:
         self._service, self._body, self._conversation = service, body, conversation
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
         self._sampling = replace(body.sampling(number, top_logprobs=alternatives), stop=body.stops)
-        self._reasons = self.thinks  # has not begun to answer
         self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
 
     async def run(self) -> AsyncGenerator[Reading | Token, None]:
@@ -49,15 +48,13 @@ class Choice:
         return {"content": [], **new}
 
     def _note(self, token: Token) -> None:
+        if not self._body.logprobs:
+            return
         tokenizer, step = self._service.engine.tokenizer, token.step
-        ends_reasoning = self._reasons and step.token == tokenizer.token_id(END_THINK)
-        if self._reasons:
-            self.usage.reasoning += 1
-        if self._body.logprobs and not ends_reasoning and step.token not in tokenizer.eos_ids:
-            part = self._new.setdefault("reasoning_content" if self._reasons else "content", [])
+        ends_reasoning = token.reasoning and step.token == tokenizer.token_id(END_THINK)
+        if not ends_reasoning and step.token not in tokenizer.eos_ids:
+            part = self._new.setdefault("reasoning_content" if token.reasoning else "content", [])
             part.append(_logprob_object(tokenizer, step))
-        answers = any(isinstance(event, TextDelta | ToolCallStarted) for event in token.events)
-        self._reasons = self._reasons and not ends_reasoning and not answers
 
 
 def message_object(message: Message) -> dict[str, Any]:

@@ -7,9 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.chat.events import TextDelta, ToolCallStarted
-from penstock.chat.markers import END_THINK, marker_id
-from penstock.chat.messages import Thinking
 from penstock.engine.scheduler import Reading
 from penstock.server.responses_events import Progress
 from penstock.server.responses_models import ResponsesRequest
@@ -29,8 +26,6 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     limit = body.max_output_tokens or settings.max_tokens
     conversation, force = body.chat(), body.offer().force
     turn = service.chat(conversation, limit, body.sampling(), usage, force_call=force)
-    if conversation.thinking is not Thinking.OFF and not force:
-        turn = _counted(turn, usage, marker_id(service.engine.tokenizer, END_THINK))
     progress = Progress(settings.name, int(time.time()), body.echo(), usage)
     if body.stream:
         return await EventStream.open(
@@ -54,18 +49,6 @@ async def _lines(progress: Progress, turn: Turn) -> AsyncGenerator[str, None]:
             for event in update.events if isinstance(update, Token) else []:
                 for made in progress.read(event):
                     yield sse_event(made)
-
-
-async def _counted(turn: Turn, usage: Usage, end: int) -> Turn:
-    """The same turn.  Counts the tokens of its reasoning, with the one that ends it."""
-    reasons = True
-    async with aclosing(turn):
-        async for update in turn:
-            if reasons and isinstance(update, Token):
-                usage.reasoning += 1
-                answers = any(isinstance(event, TextDelta | ToolCallStarted) for event in update.events)
-                reasons = update.step.token != end and not answers
-            yield update
 
 
 async def _whole(progress: Progress, turn: Turn) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from functools import cached_property
 
 from fastapi import Request as HttpRequest
 
-from penstock.chat.events import Done, Event
+from penstock.chat.events import Done, Event, TextDelta, ToolCallStarted
 from penstock.chat.grammar import hold, is_held
+from penstock.chat.markers import END_THINK
 from penstock.chat.messages import Conversation
 from penstock.chat.parse import Parser
 from penstock.chat.pieces import Encoded, Prompt
@@ -62,10 +63,12 @@ Observer = Callable[[Sequence[int], Usage], Follower]
 
 @dataclass(slots=True)
 class Token:
-    """One sampled token and what it means for the conversation."""
+    """One sampled token and what it means for the conversation.  `reasoning`: it is part of the model's thoughts, or
+    what ends them."""
 
     step: Step
     events: list[Event]
+    reasoning: bool = False
 
 
 class Service:
@@ -209,6 +212,7 @@ class Service:
         )
         parser = TokenParser(self.engine.tokenizer, words)
         held = await self._held(conversation, prompt, **rendering)
+        reasons, end = prompt.thinking, self.engine.tokenizer.token_id(END_THINK)
         turn = Turn(thinking=prompt.thinking)
         stream = self.complete(
             encoded.ids, max_tokens, replace(sampling, stop=()), usage, encoded.shared, encoded.stable, held
@@ -219,6 +223,10 @@ class Service:
                     yield update
                     continue
                 events = parser.push(update.token)
+                token = Token(update, events, reasons)
+                usage.reasoning += reasons
+                answers = any(isinstance(event, TextDelta | ToolCallStarted) for event in events)
+                reasons = reasons and update.token != end and not answers
                 if update.finish_reason is not None or parser.finished:
                     reason = "stop" if parser.finished else update.finish_reason or "stop"
                     events += parser.finish(reason)
@@ -226,8 +234,8 @@ class Service:
                 if events and isinstance(events[-1], Done):
                     if not rendering.get("continue_final") and not sampling.stop:
                         self.replay.remember(encoded, turn.message(), parser.tokens)
-                    yield Token(update, events)
+                    yield token
                     return
-                yield Token(update, events)
+                yield token
         finally:
             await stream.aclose()
