@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo test lint test-slow test-arm fuzz bench-oracles clean
+.PHONY: demo test lint test-slow test-clients test-arm fuzz bench-oracles clean
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,16 @@ test: lint  ## everything that runs on each change
 
 test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
+
+CLIENTS := build/clients
+$(CLIENTS)/.installed: tests/clients/node/package.json
+	mkdir -p $(CLIENTS)
+	cp $< $(CLIENTS)/package.json
+	npm install --prefix $(CLIENTS) --no-audit --no-fund
+	touch $@
+
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed  ## agents and the AI SDK from npm (needs Node ≥ 20; 1.4 GB of disk)
+	$(BIN)/pytest -m clients tests/clients
 
 ARM := build/arm
 test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++-aarch64-linux-gnu, qemu-user and cmake)
