@@ -236,3 +236,17 @@ def test_common_length() -> None:
         assert common_length(long, other) == common_length(other, long) == place
     assert common_length(long, long[:77]) == 77
     assert common_length([], long) == 0
+
+
+def test_memory_for_sessions_follows_the_plan(model: Path) -> None:
+    """Enough for those in use at the same time; more where the plan leaves some; never more than there is."""
+    one, eight = (Engine(model, context=8192, memory="500MiB", sessions=n, load=False) for n in (1, 8))
+    assert one.plan.state == one.state_bytes(8192)
+    assert eight.plan.state == one.plan.state + 7 * one.state_bytes(1024)
+    for engine in (one, eight):
+        budget = SessionPool(engine).budget
+        assert engine.plan.state < budget  # the model is small: it leaves most of 500 MiB
+        assert engine.plan.total - engine.plan.state + budget <= 500 << 20
+    tight = Engine(model, context=8192, memory=one.plan.smallest + (1 << 20), streaming="direct", load=False)
+    assert SessionPool(tight).budget - tight.plan.state <= 1 << 20
+    assert SessionPool(Engine(model, context=8192, load=False)).budget == 64 << 20

@@ -114,6 +114,7 @@ def serve_command(
             threads=threads,
             kv_dtype=kv_dtype,
             context=context,
+            sessions=parallel,
             memory=memory,
             streaming=streaming,
             policy=policy,

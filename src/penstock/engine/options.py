@@ -19,6 +19,8 @@ class EngineOptions:
     kv_dtype                how attention rows are stored: "f16", "bf16" or "f32"
     simulate_low_precision  round where DeepSeek's own inference code rounds (FP8/FP4)
     context                 most tokens a session may hold; None takes the model's own limit
+    sessions                how many are in use at the same time: the plan has memory for one that fills the context
+                            and for the others with an eighth of it
     max_rewind              how many tokens a session can always step back
     prefill_chunk           most tokens processed at a time; None lets the plan choose
     memory                  what the process may take: bytes, "8GiB", "auto" for what is safe now, or None: no limit
@@ -37,6 +39,7 @@ class EngineOptions:
     kv_dtype: str = "f16"
     simulate_low_precision: bool = False
     context: int | None = None
+    sessions: int = 1
     max_rewind: int = 64
     prefill_chunk: int | None = None
     mtp: Path | None = None
@@ -51,9 +54,15 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
             raise OptionError(f"kv_dtype is {self.kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
-        for name, low in (("threads", 1), ("context", 1), ("max_rewind", 0), ("prefill_chunk", 1)):
+        for name, low in (
+            ("threads", 1),
+            ("context", 1),
+            ("sessions", 1),
+            ("max_rewind", 0),
+            ("prefill_chunk", 1),
+        ):
             value = getattr(self, name)
-            if value is None and name != "max_rewind":
+            if value is None and name not in ("max_rewind", "sessions"):
                 continue
             if type(value) is not int or not low <= value <= 1 << 31:
                 raise OptionError(f"{name} is {value!r}, expected a whole number from {low}")

@@ -10,7 +10,9 @@ from penstock.engine.session import Session
 from penstock.engine.shelf import Shelf
 
 WORTH: Final = 16  # tokens in common below which a session is left for somebody else
-UNPLANNED: Final = 1 << 30  # bytes of idle sessions where no budget says otherwise
+LEAST: Final = 64 << 20  # bytes for sessions, and
+MOST: Final = 1 << 30  # as far as there is memory that the plan has no use for
+FULL: Final = 8  # sessions that such memory should hold
 PENDING_SHARE: Final = 4  # of the budget, a quarter may be sessions that wait to be saved
 
 
@@ -43,9 +45,8 @@ class SessionPool:
     """
 
     def __init__(self, engine: Engine, budget: int | None = None, shelf: Shelf | None = None):
-        planned = engine.plan.state if engine.plan.budget is not None else UNPLANNED
         self.engine, self.shelf = engine, shelf
-        self.budget = planned if budget is None else budget
+        self.budget = _budget(engine) if budget is None else budget
         self.in_use = 0
         self._idle: list[_Idle] = []  # least recently used first
         self._bytes = 0  # of their state
@@ -192,6 +193,15 @@ class SessionPool:
         if session.position - common <= session.max_rewind:
             return common
         return CHANGED if common >= WORTH else 0
+
+
+def _budget(engine: Engine) -> int:
+    """What the plan has for sessions, and of what it leaves over as much as is of use."""
+    plan, full = engine.plan, engine.state_bytes(engine.context)
+    useful = min(max(FULL * full, LEAST), max(full, MOST))
+    if plan.budget is None:
+        return useful
+    return max(plan.state, min(useful, plan.state + plan.budget - plan.total))
 
 
 CHANGED: Final = -1

@@ -151,9 +151,8 @@ def plan_storage(
             checkpoint.config, KV_DTYPES[options.kv_dtype], context, options.max_rewind, checkpoint.has_mtp
         )
         base = PROGRAM + PER_TOKEN * checkpoint.config.vocab_size
-        return Needs(
-            base, state_bytes(layout, context), row_bytes(checkpoint.config), block_bytes(checkpoint.config)
-        )
+        state = state_bytes(layout, context) + (options.sessions - 1) * state_bytes(layout, context // 8)
+        return Needs(base, state, row_bytes(checkpoint.config), block_bytes(checkpoint.config))
 
     context = options.context or limit
     if options.context is None and budget is not None:
