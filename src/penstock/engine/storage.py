@@ -26,7 +26,9 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
 
 PROGRAM: Final = 300 << 20  # interpreter, torch and the library, as measured after the first step
-PER_TOKEN: Final = 720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
+PER_TOKEN: Final = (
+    720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
+)
 SHORTEST: Final = 4096  # tokens of context that are always planned for
 STATE_SHARE: Final = 8  # without a given context, at most an eighth of the budget for its state
 
