@@ -9,7 +9,6 @@ from penstock.chat.token_parser import TokenParser
 from penstock.chat.turn import Turn
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
-from penstock.engine.steps import Generation
 from pocket.data import Answer, Problem
 
 GREEDY = Sampling(temperature=0)
@@ -23,9 +22,7 @@ class _Attempt:
         prompt = render(problem.conversation)
         self.ids = prompt.ids(engine.tokenizer)
         self.session = engine.session()
-        self.generation = Generation(
-            self.session, self.ids, max_tokens, GREEDY, engine.config.eos_ids, engine.tokenizer
-        )
+        self.generation = engine.generation(self.session, self.ids, max_tokens, GREEDY)
         tools = bool(problem.conversation.tools)
         self.parser = TokenParser(engine.tokenizer, Parser(thinking=prompt.thinking, tools=tools))
         self.turn = Turn(thinking=prompt.thinking)

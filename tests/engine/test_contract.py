@@ -159,7 +159,9 @@ def test_a_seed_gives_the_same_text_whatever_the_batch(engine: penstock.Engine, 
     from penstock.engine.steps import Generation
 
     session, mate = engine.session(), engine.session()
-    generation = Generation(session, tiny.ids[:20], 20, sampling, (), None)
+    generation = Generation(
+        session, session.engine.config.vocab_size, 512, tiny.ids[:20], 20, sampling, (), None
+    )
     logits, _ = engine.feed([(session, tiny.ids[:20]), (mate, tiny.ids[50:90])])
     together = []
     for number in range(20):

@@ -344,12 +344,14 @@ class Engine:
             logits = session.feed([step.token])
 
     def generation(
-        self, session: Session, prompt: Sequence[int], max_tokens: int, sampling: Sampling
+        self, session: Session | None, prompt: Sequence[int], max_tokens: int, sampling: Sampling
     ) -> Generation:
-        """What turns a session's logits into tokens and text, after a prompt that it has read or will read."""
+        """What turns a session's logits into tokens and text, after a prompt that it has read or will read.  The
+        session may come later; what is wrong with the rest is said now."""
         tokenizer = self._text_codec(sampling)
         ends = {*self.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
-        return Generation(session, prompt, max_tokens, sampling, ends, tokenizer)
+        vocab_size = self.config.vocab_size
+        return Generation(session, vocab_size, self.context, prompt, max_tokens, sampling, ends, tokenizer)
 
     def _text_codec(self, sampling: Sampling) -> Tokenizer | None:
         try:

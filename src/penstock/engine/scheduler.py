@@ -18,13 +18,12 @@ from typing import Final
 
 from penstock.engine.constraint import Constraint
 from penstock.engine.engine import Engine
+from penstock.engine.pace import Pace
 from penstock.engine.sampling import Sampling
 from penstock.engine.session_pool import WORTH, SessionPool, Taken, common_length
 from penstock.engine.steps import Generation, Step
 from penstock.errors import BusyError, ContextLengthError, PenstockError
 
-SMALLEST_PIECE: Final = 16  # tokens of a prompt in a step, however slow reading is
-FORGETTING: Final = 0.2  # weight of the latest step in the averages
 FIRST_FRONTIER: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
 
 
@@ -78,7 +77,8 @@ class Request:
     stable: int | None = None
     constraint: Constraint | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    paused: "_Paused | None" = None
+    generation: Generation | None = None  # from when it is accepted
+    paused: list[int] | None = None  # all its tokens when it had to step back
     behind: "_Behind | None" = None
 
     def cancel(self) -> None:
@@ -88,15 +88,7 @@ class Request:
     @property
     def tokens(self) -> list[int]:
         """What a session has to have read before the next token: with what was generated before a pause."""
-        return self.prompt if self.paused is None else self.paused.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Paused:
-    """A request that had to step back."""
-
-    tokens: list[int]
-    generation: Generation
+        return self.prompt if self.paused is None else self.paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +105,11 @@ class _Behind:
 class _Active:
     """A request with a session."""
 
-    def __init__(self, request: Request, taken: Taken, generation: Generation):
-        self.request, self.generation = request, generation
+    def __init__(self, request: Request, taken: Taken):
+        assert request.generation is not None
+        self.request, self.generation = request, request.generation
         self.session, self.source, self.reason = taken
+        self.generation.session = self.session
         self.cached = self.session.position
         self.left = request.tokens[self.cached :]
         self.prompting = True
@@ -180,7 +174,7 @@ class Scheduler:
         self._running = self._ended = False
         self._wanted: str | None = None  # "parked" or "awake", if somebody has asked for it
         self._thread: threading.Thread | None = None
-        self._decode_seconds = self._token_seconds = 0.0  # of a step of decoding; of a token that is read
+        self._pace = Pace()
         self.steps = self.busy_rows = self.paused = 0
         self.engine_seconds = 0.0
 
@@ -192,9 +186,10 @@ class Scheduler:
             raise ContextLengthError(
                 f"{len(request.prompt):,} tokens leave no room for an answer in a context of {self.engine.context:,}"
             )
-        self.engine.generation(
-            self.engine.session(), request.prompt, request.max_tokens, request.sampling
-        )  # checks
+        request.generation = self.engine.generation(
+            None, request.prompt, request.max_tokens, request.sampling
+        )
+        request.generation.sampler.constraint = request.constraint
         with self._changed:
             if self._ended:
                 raise BusyError("the server is shutting down")
@@ -336,16 +331,7 @@ class Scheduler:
             self._begin(request)
 
     def _begin(self, request: Request) -> None:
-        taken = self.pool.take(request.tokens)
-        if request.paused is None:
-            generation = self.engine.generation(
-                taken.session, request.prompt, request.max_tokens, request.sampling
-            )
-            generation.sampler.constraint = request.constraint
-        else:
-            generation = request.paused.generation
-            generation.session = taken.session
-        active = _Active(request, taken, generation)
+        active = _Active(request, self.pool.take(request.tokens))
         self._active.append(active)
         if not active.resumed:
             request.emit(active.reading())
@@ -361,7 +347,8 @@ class Scheduler:
             common = common_length(active.request.prompt, request.tokens[:-1])
             places = [place for place in (active.request.shared, active.stable) if place <= common]
             place = max(places, default=0)
-            if place - max(active.session.position, self.pool.usable(request.tokens)) >= WORTH:
+            is_new = place - active.session.position >= WORTH
+            if is_new and place - self.pool.usable(request.tokens) >= WORTH:
                 request.behind = _Behind(active, place)
                 return True
         return False
@@ -388,7 +375,7 @@ class Scheduler:
     def _pause(self, active: _Active) -> None:
         """The session goes to the pool, which may have no room for it; the request goes to the head of the queue."""
         self.paused += 1
-        active.request.paused = _Paused(active.tokens, active.generation)
+        active.request.paused = active.tokens
         self._active.remove(active)
         self.pool.give(active.session)
         with self._changed:
@@ -401,8 +388,8 @@ class Scheduler:
         decoding = [(active, active.left, True) for active in self._active if not active.prompting]
         work = decoding[: self.engine.plan.chunk]
         room = self.engine.plan.chunk - len(work)
-        if decoding and self._token_seconds:
-            room = min(room, max(SMALLEST_PIECE, int(self._decode_seconds / self._token_seconds)))
+        if decoding:
+            room = self._pace.room(room)
         for active in self._active:
             if active.prompting and room > 0:
                 cut = active.next_cut(self.pool.shelf is not None) - active.session.position
@@ -414,10 +401,9 @@ class Scheduler:
     def _measure(self, work: "list[tuple[_Active, list[int], bool]]", seconds: float) -> None:
         read = sum(len(ids) for active, ids, _ in work if active.prompting)
         if read == 0:
-            self._decode_seconds = _average(self._decode_seconds, seconds)
-        else:
-            decoding = self._decode_seconds if any(not active.prompting for active, _, _ in work) else 0.0
-            self._token_seconds = _average(self._token_seconds, max(0.0, seconds - decoding) / read)
+            self._pace.decoded(seconds)
+        elif any(not active.prompting for active, _, _ in work):
+            self._pace.read(read, seconds)
 
     def _advance(self, active: _Active, ids: list[int], logits: "object") -> None:
         active.left = active.left[len(ids) :]
@@ -452,6 +438,7 @@ class Scheduler:
 
     def _leave(self, active: _Active, last: Update | None = None) -> None:
         self._active.remove(active)
+        self.pool.in_use = self._in_use()
         self.pool.give(active.session)
         if last is not None:
             active.request.emit(last)
@@ -473,7 +460,3 @@ class Scheduler:
 
 def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
-
-
-def _average(before: float, latest: float) -> float:
-    return latest if before == 0 else before + FORGETTING * (latest - before)

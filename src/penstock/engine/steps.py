@@ -30,7 +30,9 @@ class Generation:
 
     def __init__(
         self,
-        session: Session,
+        session: Session | None,
+        vocab_size: int,
+        context: int,
         prompt: Sequence[int],
         max_tokens: int,
         sampling: Sampling,
@@ -41,15 +43,16 @@ class Generation:
             raise OptionError(f"max_tokens is {max_tokens!r}, expected a positive whole number")
         if sampling.stop and tokenizer is None:
             raise OptionError("stop strings need a model with a tokenizer")
-        self.session = session
-        self.remaining = max_tokens
-        self.sampler = Sampler(sampling, prompt, session.engine.config.vocab_size)
+        self.session = session  # to be set before `next`
+        self.remaining, self.context = max_tokens, context
+        self.sampler = Sampler(sampling, prompt, vocab_size)
         self.ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
         self.stops = StopStrings(sampling.stop)
         self.decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
 
     def next(self, logits: NDArray[np.float32]) -> Step:
         """The step that follows from the logits after the session's last token."""
+        assert self.session is not None
         token, logprob, top = self.sampler.sample(logits)
         self.remaining -= 1
         text, reason = "", None
@@ -59,7 +62,7 @@ class Generation:
             text = self.stops.push(self.decoder.push(token) if self.decoder else "")
             if self.stops.found:
                 reason = "stop"
-            elif self.remaining == 0 or self.session.position >= self.session.engine.context:
+            elif self.remaining == 0 or self.session.position >= self.context:
                 reason = "length"
         if reason is not None and not self.stops.found:
             text += self.stops.push(self.decoder.finish() if self.decoder else "") + self.stops.finish()

@@ -4,9 +4,8 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from fastapi import Request as HttpRequest
 
@@ -29,6 +28,7 @@ from penstock.engine.session_pool import SessionPool
 from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step
 from penstock.server.errors import ApiError
+from penstock.server.post import Post
 from penstock.server.settings import Settings
 
 
@@ -86,6 +86,7 @@ class Service:
         self.replay = Replay(engine.fingerprint, engine.config.vocab_size, remembered)
         self.created = int(time.time())
         self.observers: list[Observer] = []
+        self._last_post: Post[Update] | None = None
 
     @property
     def state(self) -> str:
@@ -136,12 +137,8 @@ class Service:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
         client that goes away does, ends the request before its next step.  shared, stable, constraint: see
         `Request`."""
-        loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Update] = asyncio.Queue()
-
-        def tell(update: Update) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(updates.put_nowait, update)
+        tell = partial(self._post().send, updates.put_nowait)
 
         limit = min(max_tokens, self.settings.max_tokens)
         request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint)
@@ -177,6 +174,13 @@ class Service:
                 timer.cancel()
             request.cancel()
             usage.ended = time.monotonic()
+
+    def _post(self) -> Post[Update]:
+        """The way to the loop that runs now."""
+        loop = asyncio.get_running_loop()
+        if self._last_post is None or self._last_post.loop is not loop:
+            self._last_post = Post(loop)
+        return self._last_post
 
     def _timer(self, usage: Usage, tell: Follower) -> asyncio.TimerHandle | None:
         """Ends a request that takes longer than one may."""
