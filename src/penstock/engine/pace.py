@@ -2,7 +2,7 @@
 
 from typing import Final
 
-SMALLEST: Final = 4  # tokens, however slow reading is
+SMALLEST: Final = 8  # tokens, however slow reading is: fewer cost nearly as much
 FIRST: Final = 16  # tokens, before anything is known
 FORGETTING: Final = 0.2  # weight of the latest step in the average
 FARTHEST: Final = 2.0  # by which a step may change the size

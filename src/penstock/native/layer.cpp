@@ -110,11 +110,11 @@ void look(const ps_layer& l, const ps_sequence& s, i64 first, i64 count, float* 
     ps_attend(l.sight, &call, threads);
 }
 
-// body(sequence, threads that it may use).  Sequences with hardly any rows are divided among the threads; one with many
-// has all of them for itself.
+// body(sequence, threads that it may use).  Sequences of one row each are divided among the threads; one that has more
+// has all threads for itself.
 template <class Body>
 void each_sequence(const ps_sequence* const* sequences, i64 count, i64 rows, i64 threads, Body&& body) {
-    const bool divided = count > 1 && rows <= 4 * count;
+    const bool divided = count > 1 && rows == count;
     parallel_for(count, divided ? threads : 1, [&](i64 i) { body(*sequences[i], divided ? 1 : threads); });
 }
 
