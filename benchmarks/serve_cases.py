@@ -5,7 +5,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -27,6 +27,7 @@ QUESTIONS: Final = 128
 SKILLS: Final = ("story", "copy", "sort", "reverse", "arithmetic", "facts")
 TOGETHER: Final = 8  # streams of a batch
 DECODERS: Final = 4  # whose pace is watched
+WIDE_TOKENS: Final = 32  # of an answer of a model of the published width
 LONG: Final = 6000  # tokens of a conversation
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -232,7 +233,7 @@ def decode_speed(found: Sequence[Heard]) -> float:
 def overhead(bench: Bench) -> Iterator[Row]:
     """On the pocket model, whose steps are so short that everything else shows, and on one of the published width,
     of which a step is still only a fraction of the whole model's."""
-    yield from _overhead(bench, "pocket", None)
+    yield from _overhead(bench, "pocket", None, bench.counts)
     plan = plan_synth(width="flash", layers=bench.counts.layers, mix="q2", vocab=32768)
     path = bench.counts.folder / f"{plan.name.replace(' ', '-')}-{plan.config.vocab_size}.gguf"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,14 +242,14 @@ def overhead(bench: Bench) -> Iterator[Row]:
         bench.say(f"· writing {path.name} ({plan.data_bytes / 2**30:.1f} GiB) …")
         write_synth(plan, path)
     try:
-        yield from _overhead(bench, f"{bench.counts.layers} full-width layers", path)
+        slow = replace(bench.counts, tokens=min(WIDE_TOKENS, bench.counts.tokens), repeat=1)
+        yield from _overhead(bench, f"{bench.counts.layers} full-width layers", path, slow)
     finally:
         if not existed and not bench.counts.keep:
             path.unlink()
 
 
-def _overhead(bench: Bench, name: str, model: Path | None) -> Iterator[Row]:
-    counts = bench.counts
+def _overhead(bench: Bench, name: str, model: Path | None, counts: Counts) -> Iterator[Row]:
     for threads in sorted({1, counts.threads}):
         case = f"overhead, {name}, {threads} thread{'s' if threads > 1 else ''}"
         bench.say(f"· {case} …")

@@ -119,8 +119,10 @@ class EventStream(StreamingResponse):
             await anyio.lowlevel.checkpoint_if_cancelled()  # there may always be something ready to send
             await self._wait(self._ping)
             if self._waiting:
-                yield self._waiting.popleft()
+                lines = "".join(self._waiting)  # several, if sending is slower than the model
+                self._waiting.clear()
                 self._room.set()
+                yield lines
             elif not self._ended:
                 yield self._keep_alive
             else:
