@@ -5,7 +5,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -242,7 +242,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
         bench.say(f"· writing {path.name} ({plan.data_bytes / 2**30:.1f} GiB) …")
         write_synth(plan, path)
     try:
-        slow = replace(bench.counts, tokens=min(WIDE_TOKENS, bench.counts.tokens), repeat=1)
+        slow = bench.counts._replace(tokens=min(WIDE_TOKENS, bench.counts.tokens), repeat=1)
         yield from _overhead(bench, f"{bench.counts.layers} full-width layers", path, slow)
     finally:
         if not existed and not bench.counts.keep:
