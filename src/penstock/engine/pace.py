@@ -4,7 +4,10 @@ from typing import Final
 
 SMALLEST: Final = 8  # tokens, however slow reading is: fewer cost nearly as much
 FIRST: Final = 16  # tokens, before anything is known
-FORGETTING: Final = 0.2  # weight of the latest step in the average
+# Weights of the latest step in the average.  A step may be slow by chance, not fast: a request that arrives disturbs the
+# very steps before it is read.
+FALLING: Final = 0.2
+RISING: Final = 0.03
 FARTHEST: Final = 2.0  # by which a step may change the size
 
 
@@ -18,8 +21,8 @@ class Pace:
 
     def decoded(self, seconds: float) -> None:
         """A step in which nobody read."""
-        before = self._decoding
-        self._decoding = seconds if before == 0 else before + FORGETTING * (seconds - before)
+        before = self._decoding or seconds
+        self._decoding = before + (RISING if seconds > before else FALLING) * (seconds - before)
 
     def read(self, tokens: int, seconds: float) -> None:
         """A step in which some decoded, and so many tokens were read."""
