@@ -4,8 +4,8 @@ from typing import Final
 
 SMALLEST: Final = 8  # tokens, however slow reading is: fewer cost nearly as much
 FIRST: Final = 16  # tokens, before anything is known
-# Weights of the latest step in the average.  A step may be slow by chance, not fast: a request that arrives disturbs the
-# very steps before it is read.
+# Weights of the latest step in the average.  A step may be slow by chance, not fast: a request that arrives disturbs
+# the very steps before it is read.
 FALLING: Final = 0.2
 RISING: Final = 0.03
 FARTHEST: Final = 2.0  # by which a step may change the size
