@@ -233,16 +233,19 @@ def test_keys_are_enough(tab: Tab) -> None:
     expect(tab.page.locator(".user .text")).to_have_text("What is\n17 + 25?")
     tab.answered()
     tab.page.focus("#input")
-    seen = set()
-    for _ in range(12):
+    seen: set[str] = set()
+    wanted = {"send", "new-chat", "open-settings", "map"}
+    for _ in range(40):  # once around; more if the page puts the focus back when an answer has ended
+        if wanted <= seen:
+            break
         tab.page.keyboard.press("Tab")
         focused = tab.page.evaluate(
             "() => [document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"
         )
-        if focused[0]:
+        if focused[0] and focused[0] != "input":  # whose frame shows it
             assert focused[1] != "none", focused[0]
         seen.add(focused[0])
-    assert {"send", "new-chat", "open-settings", "map"} <= seen
+    assert wanted <= seen
 
 
 def test_light_and_dark(tab: Tab) -> None:
