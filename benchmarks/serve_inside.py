@@ -15,7 +15,8 @@ from typing import Any
 
 import penstock
 from benchmarks.children import ROOT, ChildError
-from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.requests import Failed, Reading, Request, Update
+from penstock.engine.scheduler import Scheduler
 from penstock.engine.session_pool import SessionPool
 
 

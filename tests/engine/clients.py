@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 from penstock.engine.engine import Engine
+from penstock.engine.requests import Failed, Reading, Request, Update
 from penstock.engine.sampling import Sampling
-from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from penstock.chat.events import Done, TextDelta, ToolCallFinished, ToolCallStarted
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.scheduler import Failed
+from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.engine.stops import StopStrings
 from penstock.errors import PenstockError

@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from penstock.engine.engine import Engine
+from penstock.engine.requests import Request, Update
 from penstock.engine.sampling import Sampling
-from penstock.engine.scheduler import Request, Update
 from penstock.engine.steps import Step
 from penstock.pocket import pocket_path
 from penstock.server.app import create_app

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from penstock.chat.events import ArgumentsDelta, Done, Event, TextDelta, ToolCallFinished, ToolCallStarted
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.scheduler import Failed
+from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.errors import PenstockError
 from penstock.server.responses_events import Progress

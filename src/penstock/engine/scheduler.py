@@ -11,144 +11,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
 
-from penstock.engine.constraint import Constraint
 from penstock.engine.engine import Engine
 from penstock.engine.pace import Pace
-from penstock.engine.sampling import Sampling
-from penstock.engine.session_pool import WORTH, SessionPool, Taken, common_length
-from penstock.engine.steps import Generation, Step
+from penstock.engine.requests import FIRST_FRONTIER, Active, Behind, Failed, Progress, Request, Update
+from penstock.engine.session_pool import WORTH, SessionPool, common_length
 from penstock.errors import BusyError, ContextLengthError, PenstockError
-
-FIRST_FRONTIER: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """So many of the prompt's tokens are read, the first `cached` of them by somebody before: `source` and `reason`
-    are those of `Taken`."""
-
-    done: int
-    total: int
-    cached: int
-    source: str = "none"
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The request is over without an answer, or in the middle of one."""
-
-    error: BaseException
-
-
-Update = Reading | Step | Failed
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a request is that is being answered, in tokens; `read` counts those that were `cached`."""
-
-    prompt: int
-    cached: int
-    read: int
-    decoded: int
-    remaining: int
-
-
-@dataclass(eq=False)
-class Request:
-    """What is asked, and whom to tell.  `emit` is called on the scheduler's thread and must not wait.
-
-    shared    tokens at the prompt's beginning that other conversations have too: a system prompt
-    stable    tokens at the prompt's beginning that the next turn will have too: all but what makes the model speak
-    constraint  what holds the answer to a form
-    """
-
-    prompt: list[int]
-    max_tokens: int
-    sampling: Sampling
-    emit: Callable[[Update], None]
-    shared: int = 0
-    stable: int | None = None
-    constraint: Constraint | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    generation: Generation | None = None  # from when it is accepted
-    paused: list[int] | None = None  # all its tokens when it had to step back
-    behind: "_Behind | None" = None
-
-    def cancel(self) -> None:
-        """Nobody wants the answer any more: the request is over before the next step."""
-        self.cancelled.set()
-
-    @property
-    def tokens(self) -> list[int]:
-        """What a session has to have read before the next token: with what was generated before a pause."""
-        return self.prompt if self.paused is None else self.paused
-
-
-@dataclass(frozen=True, slots=True)
-class _Behind:
-    """Somebody else who is about to come to a place that a request wants to begin at."""
-
-    active: "_Active"
-    place: int
-
-    def comes(self, active: "list[_Active]") -> bool:
-        return self.active in active and self.active.prompting and self.active.session.position < self.place
-
-
-class _Active:
-    """A request with a session."""
-
-    def __init__(self, request: Request, taken: Taken):
-        assert request.generation is not None
-        self.request, self.generation = request, request.generation
-        self.session, self.source, self.reason = taken
-        self.generation.session = self.session
-        self.cached = self.session.position
-        self.left = request.tokens[self.cached :]
-        self.prompting = True
-        self.resumed = request.paused is not None
-
-    @property
-    def tokens(self) -> list[int]:
-        return [*self.session.tokens, *self.left]
-
-    def reading(self) -> Reading:
-        position, total = self.session.position, len(self.request.prompt)
-        return Reading(min(position, total), total, min(self.cached, total), self.source, self.reason)
-
-    def progress(self) -> Progress:
-        prompt, remaining = len(self.request.prompt), self.generation.remaining
-        read = max(0, prompt - len(self.left)) if self.prompting else prompt
-        return Progress(
-            prompt, min(self.cached, prompt), read, self.request.max_tokens - remaining, remaining
-        )
-
-    @property
-    def stable(self) -> int:
-        """Where the prompt's end is kept: as near to `request.stable` as the session can return."""
-        length = len(self.request.prompt)
-        wanted = length - 1 if self.request.stable is None else self.request.stable
-        return max(wanted, length - self.session.engine.options.max_rewind)
-
-    def next_cut(self, frontiers: bool) -> int:
-        """The position up to which may be read before the session is worth keeping."""
-        position, end = self.session.position, self.session.position + len(self.left)
-        cuts = [end]
-        if position < self.request.shared < end:
-            cuts.append(self.request.shared)
-        if frontiers:
-            frontier = FIRST_FRONTIER
-            while frontier <= position:
-                frontier *= 2
-            cuts.append(min(frontier, end))
-        return min(cuts)
 
 
 class Scheduler:
@@ -169,7 +38,7 @@ class Scheduler:
         self.ready = not engine.parked  # it was once
         self.failure: Exception | None = None  # why it never will be
         self._waiting: deque[Request] = deque()
-        self._active: list[_Active] = []
+        self._active: list[Active] = []
         self._changed = threading.Condition()
         self._running = self._ended = False
         self._wanted: str | None = None  # "parked" or "awake", if somebody has asked for it
@@ -331,7 +200,7 @@ class Scheduler:
             self._begin(request)
 
     def _begin(self, request: Request) -> None:
-        active = _Active(request, self.pool.take(request.tokens))
+        active = Active(request, self.pool.take(request.tokens))
         self._active.append(active)
         if not active.resumed:
             request.emit(active.reading())
@@ -349,7 +218,7 @@ class Scheduler:
             place = max(places, default=0)
             is_new = place - active.session.position >= WORTH
             if is_new and place - self.pool.usable(request.tokens) >= WORTH:
-                request.behind = _Behind(active, place)
+                request.behind = Behind(active, place)
                 return True
         return False
 
@@ -372,7 +241,7 @@ class Scheduler:
             self._pause(youngest)
         self.pool.make_room(in_use)
 
-    def _pause(self, active: _Active) -> None:
+    def _pause(self, active: Active) -> None:
         """The session goes to the pool, which may have no room for it; the request goes to the head of the queue."""
         self.paused += 1
         active.request.paused = active.tokens
@@ -383,7 +252,7 @@ class Scheduler:
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _choose(self) -> "list[tuple[_Active, list[int], bool]]":
+    def _choose(self) -> "list[tuple[Active, list[int], bool]]":
         """Who advances by which tokens, and whether logits are wanted."""
         decoding = [(active, active.left, True) for active in self._active if not active.prompting]
         work = decoding[: self.engine.plan.chunk]
@@ -398,14 +267,14 @@ class Scheduler:
                 room -= len(ids)
         return work
 
-    def _measure(self, work: "list[tuple[_Active, list[int], bool]]", seconds: float) -> None:
+    def _measure(self, work: "list[tuple[Active, list[int], bool]]", seconds: float) -> None:
         read = sum(len(ids) for active, ids, _ in work if active.prompting)
         if read == 0:
             self._pace.decoded(seconds)
         elif any(not active.prompting for active, _, _ in work):
             self._pace.read(read, seconds)
 
-    def _advance(self, active: _Active, ids: list[int], logits: "object") -> None:
+    def _advance(self, active: Active, ids: list[int], logits: "object") -> None:
         active.left = active.left[len(ids) :]
         if active.prompting:
             if not active.resumed:
@@ -425,7 +294,7 @@ class Scheduler:
         else:
             active.request.emit(step)
 
-    def _keep(self, active: _Active) -> None:
+    def _keep(self, active: Active) -> None:
         """Part of a prompt has been read: is this a place to return to?"""
         position, session = active.session.position, active.session
         if not active.left and not active.resumed:
@@ -436,14 +305,14 @@ class Scheduler:
         elif self.pool.shelf is not None and position >= FIRST_FRONTIER and _is_power_of_two(position):
             self.pool.keep(session, "frontier")
 
-    def _leave(self, active: _Active, last: Update | None = None) -> None:
+    def _leave(self, active: Active, last: Update | None = None) -> None:
         self._active.remove(active)
         self.pool.in_use = self._in_use()
         self.pool.give(active.session)
         if last is not None:
             active.request.emit(last)
 
-    def _one_by_one(self, work: "list[tuple[_Active, list[int], bool]]", error: PenstockError) -> None:
+    def _one_by_one(self, work: "list[tuple[Active, list[int], bool]]", error: PenstockError) -> None:
         """A step failed.  Everybody goes on alone once, so that only those fail whose own work does."""
         if len(work) == 1:
             self._leave(work[0][0], Failed(error))

@@ -27,7 +27,7 @@ from penstock.machine.disk import open_direct
 
 BLOCK: Final = 4096  # what direct reads are aligned to, in the file and in memory
 THREADS: Final = 8
-# Bytes that a thread reads at a time: half of it costs 3 % of the speed of a fast disk and a quarter of it a fifth;
+# Bytes that a thread reads at a time: with less a fast disk is slower (benchmarks/streaming.py, the disk-bound case);
 # with more, what is urgent waits longer for its turn while prefetches are under way.
 CHUNK: Final = 2 << 20
 PATIENCE: Final = 0.2  # seconds between two looks whether the user wants to stop

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import ToolCall
-from penstock.engine.scheduler import Reading
+from penstock.engine.requests import Reading
 from penstock.engine.stops import StopStrings
 from penstock.server.anthropic_models import CountRequest, MessagesRequest, tool_use_id
 from penstock.server.errors import ApiError, anthropic_envelope

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from penstock.engine.engine import Engine
-from penstock.engine.scheduler import Reading
+from penstock.engine.requests import Reading
 from penstock.engine.steps import Step
 from penstock.server.errors import ApiError
 from penstock.server.openai_answer import finite, token_name

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.scheduler import Failed, Reading, Update
+from penstock.engine.requests import Failed, Reading, Update
 from penstock.server.errors import ApiError, kind_of
 from penstock.server.exchange import CLIENT_LEFT, current_exchange
 from penstock.server.memory_series import MemorySeries

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from penstock.chat.events import Done, coalesced
 from penstock.chat.turn import Turn
-from penstock.engine.scheduler import Reading
+from penstock.engine.requests import Reading
 from penstock.server.openai_answer import combined, failure_chunk, timings, usage_object
 from penstock.server.openai_chat_request import ChatRequest
 from penstock.server.openai_choice import Choice, delta_object, message_object

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.chat.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta, ToolCallStarted
 from penstock.chat.markers import END_THINK
 from penstock.chat.messages import Conversation, Message, Thinking
-from penstock.engine.scheduler import Reading
+from penstock.engine.requests import Reading
 from penstock.engine.steps import Step
 from penstock.server.openai_answer import finite, token_name
 from penstock.server.openai_chat_request import ChatRequest

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.scheduler import Failed, Reading, Update
+from penstock.engine.requests import Failed, Reading, Update
 from penstock.engine.steps import Step
 from penstock.errors import OptionError
 from penstock.server.exchange import current_exchange

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.engine.scheduler import Reading
+from penstock.engine.requests import Reading
 from penstock.server.responses_events import Progress
 from penstock.server.responses_models import ResponsesRequest
 from penstock.server.service import Service, Token, Usage

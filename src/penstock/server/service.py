@@ -22,8 +22,9 @@ from penstock.chat.token_parser import TokenParser
 from penstock.chat.turn import Turn
 from penstock.engine.constraint import Constraint, Constraints
 from penstock.engine.engine import Engine
+from penstock.engine.requests import Failed, Reading, Request, Update
 from penstock.engine.sampling import Sampling
-from penstock.engine.scheduler import Failed, Reading, Request, Scheduler, Update
+from penstock.engine.scheduler import Scheduler
 from penstock.engine.session_pool import SessionPool
 from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, StrictStr
 
-from penstock.engine.scheduler import Progress
+from penstock.engine.requests import Progress
 from penstock.engine.session import Session
 from penstock.errors import SnapshotError
 from penstock.server.errors import ApiError
