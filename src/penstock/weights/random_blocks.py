@@ -19,19 +19,45 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from penstock.weights.quants import dequantize
-from penstock.weights.types import BF16, F16, F32, IQ2_XXS, MXFP4, Q2_K, Q4_K, Q8_0, WeightType
+from penstock.weights.types import (
+    BF16,
+    F16,
+    F32,
+    IQ2_XXS,
+    IQ3_S,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_K,
+    Q5_0,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    WeightType,
+)
 
 Bytes = NDArray[np.uint8]
 Maker = Callable[[Generator, int], Bytes]  # (source of bits, number of blocks) → their bytes
 
 # Where a block keeps its float16 scales, as an index of 16-bit words, and how large each is relative to the
-# first.  In Q2_K and Q4_K the second one scales the minimums: it must outweigh the average code (1.5 of 0…3 and
-# 7.5 of 0…15, times a group scale as large as the group minimum on average) for the mean to be 0.
+# first.  In Q2_K, Q4_K and Q5_K the second one scales the minimums: it must outweigh the average code (1.5 of 0…3,
+# 7.5 of 0…15, 15.5 of 0…31, times a group scale as large as the group minimum on average) for the mean to be 0.
 _HALF_SCALES: Final[dict[WeightType, tuple[tuple[int, float], ...]]] = {
     Q8_0: ((0, 1.0),),
     IQ2_XXS: ((0, 1.0),),
     Q2_K: ((40, 1.0), (41, 1.5)),
+    Q3_K: ((54, 1.0),),
     Q4_K: ((0, 1.0), (1, 7.5)),
+    Q5_K: ((0, 1.0), (1, 15.5)),
+    Q6_K: ((104, 1.0),),
+    Q4_0: ((0, 1.0),),
+    Q5_0: ((0, 1.0),),
+    IQ3_S: ((0, 1.0),),
+    IQ4_NL: ((0, 1.0),),
+    IQ4_XS: ((0, 1.0),),
 }
 _SPREAD: Final = 256  # neighbouring float16 numbers that a scale is drawn from: about a quarter of an octave
 _OCTAVES: Final = 4  # magnitudes of plain numbers span this many
