@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import OptionError
-from penstock.experts.reader import BLOCK, CHUNK, Piece, Reader
-from penstock.experts.slots import anonymous
+from penstock.storage.reader import BLOCK, CHUNK, Piece, Reader
+from penstock.storage.slots import anonymous
 
 EXPERT: Final = 7 << 20  # bytes, about
 IN_FLIGHT: Final = 12  # experts

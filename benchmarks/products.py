@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from penstock.kernels.cpu.library import StoredWeight, native
+from penstock.native.library import StoredWeight, native
 from penstock.kernels.cpu.stored import KINDS, instruction_set
 from penstock.weights import types
 from penstock.weights.types import WeightType

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from penstock.engine.engine import Engine
-from penstock.experts.store import ExpertStore
+from penstock.storage.store import ExpertStore
 from penstock.kernels.ops import Expert
 from penstock.pocket import pocket_path
 from pocket.batches import encode

@@ -11,8 +11,8 @@ from penstock.cli import pack
 from penstock.cli.main import app
 from penstock.cli.opening import open_engine
 from penstock.errors import ModelFormatError, OptionError
-from penstock.experts.pack_speed import Speeds, measure
-from penstock.experts.source import ExpertSource
+from penstock.storage.pack_speed import Speeds, measure
+from penstock.storage.source import ExpertSource
 from penstock.weights.synth import synth
 from tests.experts.test_pack import write_in_one_piece
 

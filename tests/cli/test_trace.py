@@ -9,9 +9,9 @@ import pytest
 
 from penstock.cli.main import app
 from penstock.errors import OptionError, PenstockError, TraceError
-from penstock.experts.policies import POLICIES
-from penstock.experts.replay import OPTIMUM
-from penstock.experts.trace import TraceHeader, TraceWriter
+from penstock.storage.policies import POLICIES
+from penstock.storage.replay import OPTIMUM
+from penstock.storage.trace import TraceHeader, TraceWriter
 
 EXPERT = 1 << 20
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.engine import Engine
-from penstock.engine.policy_choice import DEFAULT, NOTES, STEP, choose_policy, note_trace
-from penstock.experts.replay import replay
-from penstock.experts.trace import TraceHeader, TraceWriter, read_trace
+from penstock.storage.policy_choice import DEFAULT, NOTES, STEP, choose_policy, note_trace
+from penstock.storage.replay import replay
+from penstock.storage.trace import TraceHeader, TraceWriter, read_trace
 from penstock.machine.notes import notes_path, recall
 from penstock.weights.synth import synth
 

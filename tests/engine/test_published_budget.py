@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.options import EngineOptions
-from penstock.engine.storage import plan_storage
+from penstock.storage.storage import plan_storage
 from penstock.errors import BudgetError
 from penstock.weights.gguf_writer import PlannedTensor, _header
 from penstock.weights.opening import open_checkpoint

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from penstock.kernels import cpu
-from penstock.kernels.cpu.library import native
+from penstock.native.library import native
 from penstock.weights import types
 from tests.kernels.helpers import assert_same_bits, make_weight, random, threads
 

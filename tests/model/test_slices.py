@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.experts.store import MappedExperts
+from penstock.storage.store import MappedExperts
 from penstock.kernels import cpu
 from penstock.kv.state import SequenceMemory
 from penstock.model.model import DeepSeekV4

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from penstock.engine.engine import Engine
-from penstock.experts.heat import ExpertMap
+from penstock.storage.heat import ExpertMap
 from penstock.pocket import pocket_path
 from penstock.server import dashboard
 from penstock.server.app import create_app

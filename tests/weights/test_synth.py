@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from penstock import Engine
 from penstock.cli.synth import synth_command
 from penstock.errors import OptionError
-from penstock.experts.dense import DenseWeights
-from penstock.experts.store import MappedExperts
+from penstock.storage.dense import DenseWeights
+from penstock.storage.store import MappedExperts
 from penstock.kernels import reference
 from penstock.model.blueprint import Blueprint
 from penstock.model.moe import Router

@@ -11,10 +11,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from penstock.cli import options
 from penstock.cli.inspect import size
-from penstock.experts.pack import pack_path
-from penstock.experts.pack_speed import Speeds, measure, reads_per_expert
-from penstock.experts.pack_writer import check_destination, experts_bytes, write_pack
-from penstock.experts.source import ExpertSource
+from penstock.storage.pack import pack_path
+from penstock.storage.pack_speed import Speeds, measure, reads_per_expert
+from penstock.storage.pack_writer import check_destination, experts_bytes, write_pack
+from penstock.storage.source import ExpertSource
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 

@@ -13,11 +13,11 @@ from penstock.bench.bandwidth import read_bandwidth
 from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
-from penstock.engine.storage import plan_storage
+from penstock.storage.storage import plan_storage
 from penstock.errors import OptionError
-from penstock.experts.planner import SLACK, Plan
-from penstock.experts.replay import replay
-from penstock.experts.trace import read_trace
+from penstock.storage.plan import SLACK, Plan
+from penstock.storage.replay import replay
+from penstock.storage.trace import read_trace
 from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
 from penstock.weights.opening import open_checkpoint

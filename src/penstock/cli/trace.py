@@ -18,9 +18,9 @@ from penstock.cli.trace_plot import draw
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, TraceError
-from penstock.experts.policies import POLICIES
-from penstock.experts.replay import OPTIMUM, Replayed, curve
-from penstock.experts.trace import Trace, TraceHeader, read_trace
+from penstock.storage.policies import POLICIES
+from penstock.storage.replay import OPTIMUM, Replayed, curve
+from penstock.storage.trace import Trace, TraceHeader, read_trace
 from penstock.sizes import parse_size
 
 Curves = dict[str, tuple[Replayed, ...]]

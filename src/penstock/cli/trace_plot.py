@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.bench.svg import COLOURS, dot, line, page, polyline, text
 from penstock.cli.inspect import size
-from penstock.experts.replay import OPTIMUM, Replayed
+from penstock.storage.replay import OPTIMUM, Replayed
 
 WIDTH, HEIGHT, TOP, BOTTOM = 720, 400, 46, 56
 LEFT, RIGHT = 64, 590

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from penstock.backend import open_backend
+from penstock.backend.state import StateLayout, Step as ModelStep
 from penstock.engine.options import EngineOptions
+from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
-from penstock.engine.storage import Storage, plan_storage, state_bytes
-from penstock.engine.weights import Loading, Weights, give_back_memory
 from penstock.errors import OptionError, TokenError
-from penstock.experts.heat import ExpertMap
-from penstock.experts.planner import Plan
-from penstock.kernels.cpu import parallel
 from penstock.kv.snapshot import Snapshot, load_snapshot
-from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
-from penstock.model.model import DeepSeekV4
+from penstock.kv.state import SequenceState
+from penstock.machine.memory import read_memory
+from penstock.model import architecture
+from penstock.storage.heat import ExpertMap
+from penstock.storage.plan import Needs, Plan, plan_for_context
+from penstock.storage.storage import Storage
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
@@ -32,70 +33,75 @@ from penstock.weights.opening import open_checkpoint
 
 Logits = NDArray[np.float32]
 
+PER_TOKEN = 720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
+
 
 class Engine:
     """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, or a checkpoint folder.
 
-    The keyword arguments are the fields of :class:`EngineOptions`.  `threads` sets torch's thread count for the whole
-    process.  Methods may be called from several threads; steps run one after another.
+    The other keyword arguments are the fields of :class:`EngineOptions`.  Methods may be called from several threads;
+    steps run one after another.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
-        threads: int | None = None,
-        kv_dtype: str = "f16",
-        simulate_low_precision: bool = False,
-        context: int | None = None,
-        sessions: int = 1,
-        max_rewind: int = 64,
-        prefill_chunk: int | None = None,
-        mtp: str | Path | None = None,
-        draft: bool = True,
-        memory: str | int | None = None,
-        streaming: str = "auto",
-        policy: str = "auto",
-        prefetch: str = "auto",
-        pack: str | Path | None = "auto",
-        trace: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
         load: bool = True,
+        **options: Any,
     ):
-        self.options = EngineOptions(
-            threads=threads,
-            kv_dtype=kv_dtype,
-            simulate_low_precision=simulate_low_precision,
-            context=context,
-            sessions=sessions,
-            max_rewind=max_rewind,
-            prefill_chunk=prefill_chunk,
-            mtp=Path(mtp) if mtp is not None else None,
-            draft=draft,
-            memory=memory,
-            streaming=streaming,
-            policy=policy,
-            prefetch=prefetch,
-            pack=pack if pack is None or pack == "auto" else Path(pack),
-            trace=Path(trace) if trace is not None else None,
-        )
-        checkpoint = open_checkpoint(path, mtp)
-        self.checkpoint: Checkpoint = checkpoint if draft else checkpoint.without_draft()
+        self.options = EngineOptions.make(**options)
+        checkpoint = open_checkpoint(path, self.options.mtp)
+        self.checkpoint: Checkpoint = checkpoint if self.options.drafts else checkpoint.without_draft()
         self.config: ModelConfig = self.checkpoint.config
+        context = self.options.context
         if context is not None and context > self.config.context_length:
             raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
-        self._plan, self.context = plan_storage(self.checkpoint, self.options)
-        parallel.set_threads(self.options.thread_count)
-        torch.set_num_threads(1)  # see `parallel`
-        self.layout = StateLayout(
-            self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.checkpoint.has_mtp
-        )
-        self._weights: Weights | None = None
+        self._architecture = architecture(self.config)
+        self.backend = open_backend(self.options.device, self.options.thread_count)
+        self._plan, self.context = self._make_plan(context)
+        self.layout = self._layout(self.context)
+        self.states = self.backend.states(self.layout)
+        self._runner: LocalRunner | None = None
         self.loading: Loading | None = None
         self._lock = threading.Lock()
         self._closed = False
         if load:
             self.load(progress)
+
+    def _layout(self, context: int) -> StateLayout:
+        return self._architecture.state_layout(
+            self.checkpoint,
+            kv_dtype=self.options.kv_dtype,
+            context=context,
+            max_rewind=self.options.max_rewind,
+        )
+
+    def _make_plan(self, context: int | None) -> tuple[Plan, int]:
+        """What goes where, and how long the context may be."""
+        options, memory = self.options, read_memory()
+
+        def work(rows: int) -> int:
+            return self._architecture.step_bytes(
+                self.checkpoint, self.backend, rows, options.simulate_low_precision
+            )
+
+        def needs(length: int) -> Needs:
+            layout = self._layout(length)
+            others = (options.sessions - 1) * layout.live_bytes(length // 8)
+            base = self.backend.program_bytes + PER_TOKEN * self.config.vocab_size
+            return Needs(base, layout.live_bytes(length) + others, work)
+
+        return plan_for_context(
+            self.checkpoint,
+            needs,
+            budget=memory.safe_budget() if options.memory == "auto" else options.memory_bytes,
+            mode=options.streaming,
+            chunk=options.prefill_chunk,
+            context=context,
+            memory=memory,
+        )
 
     # ── weights ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,15 +113,19 @@ class Engine:
     @property
     def parked(self) -> bool:
         """Whether the weights are not in memory.  The next step brings them back."""
-        return self._weights is None
+        return self._runner is None
 
     @property
-    def model(self) -> DeepSeekV4:
-        return self._loaded().model
+    def runner(self) -> LocalRunner:
+        runner = self._runner
+        if runner is None:
+            with self._lock:
+                runner = self._load()
+        return runner
 
     @property
     def storage(self) -> Storage:
-        return self._loaded().storage
+        return self.runner.storage
 
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads the weights to memory, if they are not there.  `progress` is told bytes read, and bytes in all;
@@ -128,50 +138,50 @@ class Engine:
         if self.options.trace is not None:
             raise OptionError("an engine that records a trace cannot be parked: the trace would end there")
         with self._lock:
-            if self._weights is not None:
-                self._weights.close()
-                self._weights = None
+            if self._runner is not None:
+                self._runner.close()
+                self._runner = None
                 give_back_memory()
 
-    def _load(self, progress: Callable[[int, int], None] | None = None) -> Weights:
+    def _load(self, progress: Callable[[int, int], None] | None = None) -> LocalRunner:
         """With the lock held."""
         if self._closed:
             raise OptionError("the engine is closed")
-        if self._weights is None:
+        if self._runner is None:
             # How much memory there is may have changed; how long sessions are has not.
-            options = replace(self.options, context=self.context)
+            self._plan, _ = self._make_plan(self.context)
             self.loading = Loading(progress)
             try:
-                self._weights = Weights(self.checkpoint, options, lambda: self.fingerprint, self.loading)
+                self._runner = LocalRunner(
+                    self.checkpoint,
+                    self.backend,
+                    self.states,
+                    self._plan,
+                    self.options,
+                    lambda: self.fingerprint,
+                    self.loading,
+                )
             finally:
                 self.loading = None
-            self._plan = self._weights.storage.plan
-        return self._weights
-
-    def _loaded(self) -> Weights:
-        weights = self._weights
-        if weights is None:
-            with self._lock:
-                weights = self._load()
-        return weights
+        return self._runner
 
     def stats(self) -> dict[str, Any]:
         """What the weights' storage has done since they were loaded: hits, misses, bytes, waits."""
-        weights = self._weights
-        return {"mode": "parked"} if weights is None else weights.storage.stats()
+        runner = self._runner
+        return {"mode": "parked"} if runner is None else runner.storage.stats()
 
     def expert_map(self) -> ExpertMap | None:
         """Which experts are in memory, and how much each was used lately; None while no weights are in memory.
         Does not wait for a step."""
-        weights = self._weights
-        return None if weights is None else weights.storage.experts.map()
+        runner = self._runner
+        return None if runner is None else runner.storage.experts.map()
 
     def close(self) -> None:
         """Ends a trace and the threads that read.  The engine cannot be used afterwards."""
         with self._lock:
             self._closed = True
-            if self._weights is not None:
-                self._weights.close()
+            if self._runner is not None:
+                self._runner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -183,16 +193,16 @@ class Engine:
 
     def session(self) -> Session:
         """A new, empty session."""
-        return Session(self, SequenceMemory(self.layout))
+        return Session(self, SequenceState(self.states))
 
     def load_session(self, path: str | Path) -> Session:
         """The session that `session.save(path)` wrote."""
-        return self.restored(load_snapshot(Path(path), self.layout, self.fingerprint))
+        return self.restored(load_snapshot(Path(path), self.states, self.fingerprint))
 
     def restored(self, snapshot: Snapshot) -> Session:
         """The session that a snapshot was made of."""
         session = Session(self, snapshot.state, snapshot.tokens)
-        session.last_logits = None if snapshot.logits is None else snapshot.logits.numpy()
+        session.last_logits = snapshot.logits
         return session
 
     def state_bytes(self, position: int) -> int:
@@ -203,7 +213,7 @@ class Engine:
     @cached_property
     def _state_range(self) -> tuple[int, int]:
         """Bytes of an empty session and of a full one."""
-        return state_bytes(self.layout, 0), state_bytes(self.layout, self.context)
+        return self.layout.live_bytes(0), self.layout.live_bytes(self.context)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -213,7 +223,6 @@ class Engine:
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
-    @torch.inference_mode()
     def feed(
         self, work: Sequence[tuple[Session, Sequence[int]]], logits: str = "last"
     ) -> list[Logits | None]:
@@ -250,7 +259,6 @@ class Engine:
                 raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
         return tokens
 
-    @torch.inference_mode()
     def advance(self, work: Sequence[tuple[Session, Sequence[int], bool]]) -> list[Logits | None]:
         """One step over all of these tokens, at most `plan.chunk`: (session, ids, whether to return the logits after
         the last of them).  For schedulers; `feed` takes any number of tokens."""
@@ -265,27 +273,24 @@ class Engine:
 
     def _run(self, work: Sequence[tuple[Session, list[int], int]]) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
-        weights = self._load()
-        weights.storage.begin_step()
-        model = weights.model
-        batch = model.batch([(session.state, ids) for session, ids, _ in work])
+        runner = self._load()
+        step = ModelStep.of(
+            [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
+        )
         try:
-            streams = model.forward(batch)
-            sizes = [rows for _, _, rows in work]
-            outputs = [
-                streams[segment.stop - rows : segment.stop]
-                for segment, rows in zip(batch.segments, sizes, strict=True)
-            ]
-            heads = model.head(torch.cat(outputs)) if sum(sizes) else streams.new_empty(0, 0)
+            logits = runner.run(step)
+            runner.commit(step)
         except BaseException:
-            for session, _, _ in work:
-                session.state.discard()
+            runner.discard(step)
             raise
         found: list[Logits | None] = []
-        for (session, ids, _), part in zip(work, heads.split(sizes), strict=True):
-            found.append(part.numpy() if len(part) else None)
+        at = 0
+        for session, ids, rows in work:
+            part = logits[at : at + rows] if rows else None
+            at += rows
             session._advance(ids)
-            session.last_logits = part[-1].numpy().copy() if len(part) else None
+            session.last_logits = None if part is None else part[-1].copy()
+            found.append(part)
         return found
 
     def _step(self, jobs: "list[_Job]", logits: str) -> None:
@@ -306,7 +311,7 @@ class Engine:
             job.advance(ids, part)
         waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
         if waiting is not None:
-            self._load().model.announce(torch.tensor(waiting[: self.plan.chunk]))
+            self._load().announce(waiting[: self.plan.chunk])
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
         """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""
@@ -317,8 +322,8 @@ class Engine:
         if session.position == 0:
             raise OptionError("mtp_logits needs a session with at least one token")
         (token,) = self._checked([next_token])
-        with self._lock, torch.inference_mode():
-            return self._load().model.draft_logits(session.state, token).numpy()
+        with self._lock:
+            return self._load().draft_logits(session.state.slot, session.position, token)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -351,7 +356,10 @@ class Engine:
         tokenizer = self._text_codec(sampling)
         ends = {*self.config.eos_ids, *(tokenizer.eos_ids if tokenizer else ())}
         vocab_size = self.config.vocab_size
-        return Generation(session, vocab_size, self.context, prompt, max_tokens, sampling, ends, tokenizer)
+        ops = self.backend.sampling
+        return Generation(
+            session, vocab_size, self.context, prompt, max_tokens, sampling, ends, tokenizer, ops
+        )
 
     def _text_codec(self, sampling: Sampling) -> Tokenizer | None:
         try:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import OptionError
-from penstock.experts.planner import MODES
-from penstock.experts.policies import POLICIES
-from penstock.kv.state import KV_DTYPES
+from penstock.storage.plan import MODES
+from penstock.storage.policies import POLICIES
+from penstock.backend.state import KV_DTYPES
 from penstock.machine.cpu import read_cpu
 from penstock.sizes import parse_size
 
@@ -50,6 +50,20 @@ class EngineOptions:
     prefetch: str = "auto"
     pack: Path | str | None = "auto"
     trace: Path | None = None
+
+    device: str = "auto"
+
+    @classmethod
+    def make(cls, **options: object) -> "EngineOptions":
+        for name in ("mtp", "trace", "pack"):
+            value = options.get(name)
+            if isinstance(value, str) and value != "auto":
+                options[name] = Path(value)
+        return cls(**options)  # type: ignore[arg-type]
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self.draft)
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:

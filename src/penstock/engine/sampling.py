@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.constraint import Constraint
 from penstock.errors import OptionError, PenstockError
-from penstock.kernels.cpu.logits import best, draw, log_sum, top
+from penstock.backend.base import Sampling as LogitOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Sampler:
 
     constraint: Constraint | None = None
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int):
-        self.sampling = sampling
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int, ops: LogitOps):
+        self.sampling, self.ops = sampling, ops
         for token in sampling.logit_bias:
             if not 0 <= token < vocab_size:
                 raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocab_size:,}")
@@ -90,15 +90,15 @@ class Sampler:
 
     def sample(self, logits: NDArray[np.float32]) -> Sampled:
         """logits [vocab] → the next token"""
-        likeliest, highest = top(logits)
+        likeliest, highest = self.ops.top(logits)
         if likeliest < 0 or not math.isfinite(highest):
             raise PenstockError("the model produced logits that are not finite; its weights may be damaged")
-        norm = log_sum(logits, highest)
+        norm = self.ops.log_sum(logits, highest)
         adjusted = self._penalise(logits)
         if self.constraint is not None:
             adjusted = self.constraint.mask(adjusted)
         if adjusted is not logits:
-            likeliest, highest = top(adjusted)
+            likeliest, highest = self.ops.top(adjusted)
             if highest == -math.inf:
                 raise OptionError("logit_bias: it forbids every token that may come next")
         # A bias may be infinite; then there is nothing to draw.
@@ -110,7 +110,7 @@ class Sampler:
         self.seen.add(token)
         self.output[token] += 1
         wanted = self.sampling.top_logprobs
-        alternatives = best(logits, wanted).tolist() if wanted else []
+        alternatives = self.ops.best(logits, wanted).tolist() if wanted else []
         return Sampled(
             token, float(logits[token]) - norm, [(t, float(logits[t]) - norm) for t in alternatives]
         )
@@ -139,4 +139,4 @@ class Sampler:
         s = self.sampling
         # One number per step from a counter-based generator: independent of batch-mates and of earlier draws.
         chance = np.random.Generator(np.random.Philox(key=self.seed, counter=self.count)).random()
-        return draw(logits, highest, s.temperature, s.top_k, s.top_p, s.min_p, chance)
+        return self.ops.draw(logits, highest, s.temperature, s.top_k, s.top_p, s.min_p, chance)

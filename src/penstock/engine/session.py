@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from penstock.kv.snapshot import Snapshot, save_snapshot
-from penstock.kv.state import SequenceMemory
+from penstock.kv.state import SequenceState
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
@@ -24,7 +23,7 @@ class Session:
     2
     """
 
-    def __init__(self, engine: "Engine", state: SequenceMemory, tokens: Sequence[int] = ()):
+    def __init__(self, engine: "Engine", state: SequenceState, tokens: Sequence[int] = ()):
         self.engine = engine
         self.state = state
         self._tokens = list(tokens)
@@ -68,10 +67,9 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
-        logits = None if self.last_logits is None else torch.from_numpy(self.last_logits)
-        return Snapshot(self._tokens, self.state, logits)
+        return Snapshot(self._tokens, self.state, self.last_logits)
 
     def _advance(self, ids: Sequence[int]) -> None:
-        self.state.commit(len(ids))
+        self.state.advance(len(ids))
         self._tokens.extend(ids)
         self.last_logits = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.backend.base import Sampling as LogitOps
 from penstock.engine.sampling import Sampler, Sampling
 from penstock.engine.session import Session
 from penstock.engine.stops import StopStrings
@@ -38,6 +39,7 @@ class Generation:
         sampling: Sampling,
         eos_ids: Collection[int],
         tokenizer: Tokenizer | None,
+        ops: LogitOps,
     ):
         if type(max_tokens) is not int or max_tokens < 1:
             raise OptionError(f"max_tokens is {max_tokens!r}, expected a positive whole number")
@@ -45,7 +47,7 @@ class Generation:
             raise OptionError("stop strings need a model with a tokenizer")
         self.session = session  # to be set before `next`
         self.remaining, self.context = max_tokens, context
-        self.sampler = Sampler(sampling, prompt, vocab_size)
+        self.sampler = Sampler(sampling, prompt, vocab_size, ops)
         self.ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
         self.stops = StopStrings(sampling.stop)
         self.decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None

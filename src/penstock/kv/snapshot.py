@@ -1,25 +1,25 @@
 """Saved sessions: a safetensors file whose metadata ties it to a model and whose checksum covers every byte.
 
     metadata   format "penstock-session", version, model fingerprint, kv dtype, position, floor, sha256
-    tensors    tokens [n] i32, the live rows of every series (`SequenceMemory.tensors`), logits [vocab] if known
+    tensors    tokens [n] i32, the live rows of every series (`SequenceState.tensors`), logits [vocab] if known
 
 A file appears under its name only when it is complete and on disk.
 """
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from penstock.backend.base import Logits
+from penstock.backend.state import DTYPES, StateLayout, StatePool
 from penstock.errors import ModelFormatError, SnapshotError
-from penstock.kv.state import SequenceMemory, StateLayout
+from penstock.kv.state import SequenceState, live_shapes
 from penstock.weights.files import MappedFile
 from penstock.weights.safetensors_reader import read_safetensors_with_metadata
 from penstock.weights.tensor import TensorInfo
@@ -27,12 +27,8 @@ from penstock.weights.tensor import TensorInfo
 FORMAT: Final = "penstock-session"
 VERSION: Final = 1
 NO_CHECKSUM: Final = "0" * 64
-DTYPES: Final[dict[torch.dtype, str]] = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-}
+# Names of safetensors, and how numpy sees them: bfloat16 as the 16 bits that it is.
+TYPES: Final = {"F32": DTYPES["f32"], "F16": DTYPES["f16"], "BF16": DTYPES["bf16"], "I32": np.dtype(np.int32)}
 
 
 @dataclass(frozen=True)
@@ -40,41 +36,47 @@ class Snapshot:
     """A sequence at rest: what it was fed, what it remembers, and the logits after its last token."""
 
     tokens: list[int]
-    state: SequenceMemory
-    logits: Tensor | None  # [vocab]
+    state: SequenceState
+    logits: Logits | None  # [vocab]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the file but for its header."""
-        shapes, layout = self.state.expected_shapes(), self.state.layout
-        series = sum(math.prod(shape) * _dtype(name, layout).itemsize for name, shape in shapes.items())
-        return series + 4 * len(self.tokens) + (0 if self.logits is None else self.logits.nbytes)
+        state, series = self.state, self.state.layout.series
+        shapes = live_shapes(state.layout, state.position, state.floor)
+        rows = sum(shapes[each.name][0] * each.width * each.itemsize for each in series)
+        return rows + 4 * len(self.tokens) + (0 if self.logits is None else self.logits.nbytes)
 
 
-def _dtype(series: str, layout: StateLayout) -> torch.dtype:
-    """What a series is saved as."""
-    return torch.float32 if series.endswith((".frontier", ".streams")) else layout.kv_dtype
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the file."""
+
+    type: str  # of TYPES
+    data: NDArray[Any]
 
 
 def save_snapshot(path: Path, snapshot: Snapshot, fingerprint: str) -> None:
     """Writes a snapshot; an existing file is replaced in one step, or left alone if anything fails."""
-    tensors: dict[str, Tensor] = {"tokens": torch.tensor(snapshot.tokens, dtype=torch.int32)}
-    tensors |= snapshot.state.tensors()
+    state = snapshot.state
+    rows = state.tensors()
+    tensors = {"tokens": Stored("I32", np.array(snapshot.tokens, np.int32))}
+    tensors |= {each.name: Stored(each.dtype.upper(), rows[each.name]) for each in state.layout.series}
     if snapshot.logits is not None:
-        tensors["logits"] = snapshot.logits
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor.numel()}
+        tensors["logits"] = Stored("F32", snapshot.logits)
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.data.size}
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
         "model": fingerprint,
-        "kv_dtype": DTYPES[snapshot.state.layout.kv_dtype],
-        "position": str(snapshot.state.position),
-        "floor": str(snapshot.state.floor),
+        "kv_dtype": state.layout.kv_dtype.upper(),
+        "position": str(state.position),
+        "floor": str(state.floor),
         "sha256": NO_CHECKSUM,
     }
     header = _header(metadata, tensors)
     digest = hashlib.sha256(header)
-    payload = [tensor.view(torch.uint8).numpy().data for tensor in tensors.values()]
+    payload = [np.ascontiguousarray(tensor.data).view(np.uint8).data for tensor in tensors.values()]
     for data in payload:
         digest.update(data)
     header = _header({**metadata, "sha256": digest.hexdigest()}, tensors)
@@ -96,23 +98,24 @@ def save_snapshot(path: Path, snapshot: Snapshot, fingerprint: str) -> None:
         raise
 
 
-def _header(metadata: dict[str, str], tensors: dict[str, Tensor]) -> bytes:
+def _header(metadata: dict[str, str], tensors: dict[str, Stored]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, tensor in tensors.items():
         entries[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
+            "dtype": tensor.type,
+            "shape": list(tensor.data.shape),
+            "data_offsets": [offset, offset + tensor.data.nbytes],
         }
-        offset += tensor.nbytes
+        offset += tensor.data.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def load_snapshot(path: Path, layout: StateLayout, fingerprint: str) -> Snapshot:
+def load_snapshot(path: Path, pool: StatePool, fingerprint: str) -> Snapshot:
     """Reads a snapshot into a new state.  Raises SnapshotError unless every byte and every shape checks out."""
+    layout = pool.layout
     try:
         infos, metadata = read_safetensors_with_metadata(path)
     except ModelFormatError as error:
@@ -120,19 +123,20 @@ def load_snapshot(path: Path, layout: StateLayout, fingerprint: str) -> Snapshot
     _check_identity(path, metadata, layout, fingerprint)
     _check_sum(path, metadata)
 
-    state = SequenceMemory(layout)
-    state.position = _number(path, metadata, "position", layout.context)
-    state.floor = _number(path, metadata, "floor", state.position)
-    tensors = {name: _tensor(info) for name, info in infos.items()}
-    tokens = _take(path, tensors, "tokens", (state.position,), torch.int32)
-    if bool(((tokens < 0) | (tokens >= layout.config.vocab_size)).any()):
-        raise SnapshotError(f"{path}: token ids outside the vocabulary of {layout.config.vocab_size:,}")
+    position = _number(path, metadata, "position", layout.context)
+    floor = _number(path, metadata, "floor", position)
+    tokens = _take(path, infos, "tokens", (position,), "I32")
+    if bool(((tokens < 0) | (tokens >= layout.vocab_size)).any()):
+        raise SnapshotError(f"{path}: token ids outside the vocabulary of {layout.vocab_size:,}")
     logits = None
-    if "logits" in tensors:
-        logits = _take(path, tensors, "logits", (layout.config.vocab_size,), torch.float32)
-    live = {}
-    for name, shape in state.expected_shapes().items():
-        live[name] = _take(path, tensors, name, shape, _dtype(name, layout))
+    if "logits" in infos:
+        logits = _take(path, infos, "logits", (layout.vocab_size,), "F32")
+    shapes = live_shapes(layout, position, floor)
+    live = {
+        each.name: _take(path, infos, each.name, shapes[each.name], each.dtype.upper()) for each in layout.series
+    }
+    state = SequenceState(pool)
+    state.position, state.floor = position, floor
     state.restore(live)
     return Snapshot(tokens.tolist(), state, logits)
 
@@ -144,7 +148,7 @@ def _check_identity(path: Path, metadata: dict[str, str], layout: StateLayout, f
         raise SnapshotError(f"{path}: version {metadata.get('version')!r}, expected {VERSION}")
     if metadata.get("model") != fingerprint:
         raise SnapshotError(f"{path}: saved with another model (its fingerprint differs)")
-    expected = DTYPES[layout.kv_dtype]
+    expected = layout.kv_dtype.upper()
     if metadata.get("kv_dtype") != expected:
         raise SnapshotError(
             f"{path}: saved with kv_dtype {metadata.get('kv_dtype')}, this engine uses {expected}"
@@ -170,21 +174,14 @@ def _number(path: Path, metadata: dict[str, str], name: str, limit: int) -> int:
     return int(text)
 
 
-def _tensor(info: TensorInfo) -> Tensor:
-    dtypes = {name: dtype for dtype, name in DTYPES.items()}
-    raw = info.file.view(info.offset, info.nbytes).copy()  # copied: the state outlives the file
-    if info.kind.name not in dtypes:
-        raise SnapshotError(f"{info.file.path}: tensor {info.name} has type {info.kind.name}")
-    return torch.from_numpy(np.ascontiguousarray(raw)).view(dtypes[info.kind.name]).view(info.shape)
-
-
 def _take(
-    path: Path, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
+    path: Path, infos: dict[str, TensorInfo], name: str, shape: tuple[int, ...], kind: str
+) -> NDArray[Any]:
+    """A tensor of the file, copied: the state outlives the file."""
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    tensor = tensors.get(name)
-    if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        found = "nothing" if tensor is None else f"{DTYPES[tensor.dtype]} {list(tensor.shape)}"
-        raise SnapshotError(f"{path}: {name}: found {found}, expected {DTYPES[dtype]} {list(shape)}")
-    return tensor
+        return np.empty(shape, TYPES[kind])
+    info = infos.get(name)
+    if info is None or info.shape != shape or info.kind.name != kind:
+        found = "nothing" if info is None else f"{info.kind.name} {list(info.shape)}"
+        raise SnapshotError(f"{path}: {name}: found {found}, expected {kind} {list(shape)}")
+    return info.file.view(info.offset, info.nbytes).copy().view(TYPES[kind]).reshape(shape)

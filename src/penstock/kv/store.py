@@ -26,8 +26,9 @@ from typing import Final, Self
 import numpy as np
 
 from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenError
-from penstock.kv.snapshot import DTYPES, FORMAT, Snapshot, load_snapshot, save_snapshot
-from penstock.kv.state import StateLayout
+from penstock.backend.state import KV_DTYPES, StateLayout, StatePool
+from penstock.kv.snapshot import FORMAT, Snapshot, load_snapshot, save_snapshot
+from penstock.kv.state import live_shapes
 from penstock.kv.store_index import Entry, open_index
 from penstock.weights.safetensors_reader import read_safetensors_with_metadata
 
@@ -47,7 +48,7 @@ class KvStore:
 
     >>> store.put(session.tokens, snapshot, "prompt")                            # doctest: +SKIP
     >>> while (entry := store.find(prompt, at_least=16)) is not None:            # doctest: +SKIP
-    ...     if (snapshot := store.load(entry, layout)) is not None:
+    ...     if (snapshot := store.load(entry, pool)) is not None:
     ...         break
     """
 
@@ -113,12 +114,12 @@ class KvStore:
             self._warn("looked up", error)
             return False
 
-    def load(self, entry: Entry, layout: StateLayout) -> Snapshot | None:
+    def load(self, entry: Entry, pool: StatePool) -> Snapshot | None:
         """The session of an entry, or None, and then `find` does not return the entry again: its payload has gone, is
         damaged and has been deleted, or is of another layout and stays for others."""
         try:
-            if self._suits(entry, layout):
-                snapshot = self._loaded(entry, layout)
+            if self._suits(entry, pool.layout):
+                snapshot = self._loaded(entry, pool)
                 self._count_hit(entry)
                 return snapshot
             self._passed_over.add(entry.key)
@@ -135,12 +136,14 @@ class KvStore:
         path.open("rb").close()  # one that cannot be opened may be sound
         tensors, metadata = read_safetensors_with_metadata(path)
         kv_dtype = metadata.get("kv_dtype")
-        other_dtype = kv_dtype in DTYPES.values() and kv_dtype != DTYPES[layout.kv_dtype]
-        no_draft = layout.draft and not any(name.startswith("mtp.") for name in tensors)
-        return entry.length <= layout.context and not other_dtype and not no_draft
+        known = kv_dtype.lower() in KV_DTYPES
+        other_dtype = known and kv_dtype.lower() != layout.kv_dtype
+        needed = live_shapes(layout, entry.length, entry.length)
+        less = any(rows and name not in tensors for name, (rows, _) in needed.items())  # saved without a draft block
+        return entry.length <= layout.context and not other_dtype and not less
 
-    def _loaded(self, entry: Entry, layout: StateLayout) -> Snapshot:
-        snapshot = load_snapshot(self._path(entry), layout, self.fingerprint)
+    def _loaded(self, entry: Entry, pool: StatePool) -> Snapshot:
+        snapshot = load_snapshot(self._path(entry), pool, self.fingerprint)
         if _key(self.fingerprint, snapshot.tokens) != entry.key:
             raise SnapshotError(f"{self._path(entry)}: holds other tokens than its name says")
         return snapshot

@@ -10,6 +10,7 @@
 #include "dot.h"
 #include "norm.h"
 #include "share.h"
+#include "step_bytes.h"
 #include "steps.h"
 #include "workspace.h"
 
@@ -87,7 +88,7 @@ PS_INLINE void add_values(const float* weights, const float* block, i64 stride, 
 // Rows that are used together must not fall into the same few sets of the L1 cache, as they would 2 KiB apart.
 PS_INLINE constexpr i64 block_stride(i64 dim) { return padded(dim) + 2 * LANES; }
 
-i64 attention_scratch(i64 heads, i64 dim) {
+i64 attention_piece_floats(i64 heads, i64 dim) {
     return BLOCK * block_stride(dim) + heads * (BLOCK + padded(dim) + 2);
 }
 
@@ -169,6 +170,6 @@ PS_EXPORT void ps_attend(const ps_attention* a, const ps_attention_call* c, i64 
     parallel_for(pieces * parts, threads, [&](i64 piece) {
         const i64 first = a->heads * (piece % parts) / parts, last = a->heads * (piece % parts + 1) / parts;
         attend_token(*a, *c, piece / parts, first, last - first,
-                     workspace<IN_A_PIECE>(attention_scratch(last - first, a->dim)));
+                     workspace<IN_A_PIECE>(attention_piece_floats(last - first, a->dim)));
     });
 }

@@ -1,9 +1,9 @@
 // Compressors: a segment's tokens join the frontier, and every window they complete becomes a row.
-#include <vector>
-
+#include "low_precision.h"
 #include "norm.h"
 #include "pool.h"
 #include "share.h"
+#include "step_bytes.h"
 #include "steps.h"
 #include "workspace.h"
 
@@ -28,11 +28,20 @@ struct Task {
     }
 };
 
+// The row that a window becomes, and the cos and sin it is rotated by.
+i64 row_floats(i64 dim, i64 half) { return padded(dim) + padded(2 * half); }
+
 }  // namespace
 
-PS_DISPATCH void compress_window(const Task& t, i64 window, Candidate* list) {
+// Behind those, the tokens of a window and of the one before.
+i64 compress_piece_floats(i64 dim, i64 half, i64 ratio) {
+    return row_floats(dim, half) + 2 * ratio * static_cast<i64>(sizeof(Candidate) / sizeof(float));
+}
+
+PS_DISPATCH void compress_window(const Task& t, i64 window, float* row) {
     const ps_compressor& c = t.c;
     const i64 begin = window * c.ratio;
+    Candidate* list = reinterpret_cast<Candidate*>(row + row_floats(c.dim, c.half));
     i64 count = 0;
     if (c.width > c.dim) {  // the window before speaks through the first series, this one through the second
         for (i64 p = begin - c.ratio; window > 0 && p < begin; p++) list[count++] = t.candidate(p, 0);
@@ -40,16 +49,20 @@ PS_DISPATCH void compress_window(const Task& t, i64 window, Candidate* list) {
     } else {
         for (i64 p = begin; p < begin + c.ratio; p++) list[count++] = t.candidate(p, 0);
     }
-    float* row = workspace<IN_A_PIECE>(padded(c.dim) + 2 * c.half);
     float *cos = row + padded(c.dim), *sin = cos + c.half;
     pool_window(list, count, c.dim, row);
     norm_row(row, c.norm, c.dim, c.eps, row);
     for (i64 i = 0; i < c.half; i++) {  // a row stands at its window's first position
-        const double angle = static_cast<double>(begin) * static_cast<double>(c.speed[i]);
+        const double angle = static_cast<double>(begin) * static_cast<double>(c.frequencies[i]);
         cos[i] = static_cast<float>(std::cos(angle));
         sin[i] = static_cast<float>(std::sin(angle));
     }
     rotate_pairs(row + c.dim - 2 * c.half, cos, sin, c.half, 1.0f);
+    if (c.low_precision == 1) round_fp8(row, c.dim - 2 * c.half, KEY_GROUP);
+    if (c.low_precision == 2) {
+        hadamard(row, c.dim);
+        round_fp4(row, c.dim, INDEX_GROUP);
+    }
     narrow(row, c.dim, t.rows_kind, row_at(t.rows, window, c.dim, t.rows_kind));
 }
 
@@ -72,8 +85,8 @@ PS_EXPORT void ps_compress(const ps_compressor* c, const float* projected, i64 s
     const Task task{*c, projected, stride, position, *frontier, rows, rows_kind};
     const i64 first = position / c->ratio, windows = (position + count) / c->ratio - first;
     over_rows(windows, 2 * c->ratio * c->dim, threads, [&](i64 a, i64 b) {
-        std::vector<Candidate> list(static_cast<std::size_t>(2 * c->ratio));
-        for (i64 w = a; w < b; w++) compress_window(task, first + w, list.data());
+        float* memory = workspace<IN_A_PIECE>(compress_piece_floats(c->dim, c->half, c->ratio));
+        for (i64 w = a; w < b; w++) compress_window(task, first + w, memory);
     });
     over_rows(kept, c->width / 4, threads,
               [&](i64 a, i64 b) { keep_rows(task, count - kept + a, count - kept + b, fresh, count - kept); });

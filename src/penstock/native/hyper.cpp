@@ -1,17 +1,11 @@
-// Hyper-connections: how the parallel residual streams enter and leave a sublayer.
+#include "hyper.h"
+
 #include "norm.h"
-#include "products.h"
 #include "share.h"
+#include "step_bytes.h"
+#include "workspace.h"
 
-constexpr i64 MAX_STREAMS = 16;
-
-// One hyper-connection and the norm behind it: what stays the same from call to call.
-struct ps_hyper {
-    const ps_weight* fn;                // [(2 + n) · n, n · hidden]
-    const float *base, *scale, *norm;   // [(2 + n) · n], [3], [hidden]
-    i64 streams, hidden, iterations;
-    float eps, rms_eps;
-};
+constexpr i64 NORMED_ROWS = 64;  // rows of normed streams at a time: they are large
 
 // Mixing weights of one token, for n <= MAX_STREAMS streams, from its projected streams times `factor`.
 // mixes [2n + n²]: n for pre, n for post, then source × destination; base [2n + n²]; scale [3], one for each.
@@ -103,15 +97,17 @@ PS_DISPATCH void expand_rows(const float* y, const float* streams, const float* 
     }
 }
 
-// mix holds the projected streams at first, and [pre | post | comb] in the end.
-PS_DISPATCH void enter_rows(const ps_hyper& h, const float* streams, i64 first, i64 last, float* x, float* mix) {
+// mix holds the projected streams at first, and [pre | post | comb] in the end.  normed: those that were projected were
+// normed, else that is made up for here.
+PS_DISPATCH void enter_rows(const ps_hyper& h, bool normed, const float* streams, i64 first, i64 last, float* x,
+                            float* mix) {
     const i64 n = h.streams, hidden = h.hidden, width = (2 + n) * n;
     for (i64 r = first; r < last; r++) {
         const float* own = streams + r * n * hidden;
         float mixes[(2 + MAX_STREAMS) * MAX_STREAMS];
         float *out = x + r * hidden, *pre = mix + r * width;
         for (i64 i = 0; i < width; i++) mixes[i] = pre[i];
-        const float factor = norm_scale(own, n * hidden, h.rms_eps);  // all streams as one vector
+        const float factor = normed ? 1.0f : norm_scale(own, n * hidden, h.rms_eps);  // all streams as one vector
         mix_row(mixes, factor, h.base, h.scale, n, h.iterations, h.eps, pre, pre + n, pre + 2 * n);
         if (n == 4)
             collapse_row(own, pre, 4, hidden, out);
@@ -121,7 +117,48 @@ PS_DISPATCH void enter_rows(const ps_hyper& h, const float* streams, i64 first, 
     }
 }
 
-// Out of a sublayer: its output y [rows, hidden] goes into the streams, in place.
+PS_DISPATCH void norm_streams(const float* streams, i64 first, i64 last, i64 size, float eps, float* out) {
+    for (i64 r = first; r < last; r++) norm_row(streams + r * size, nullptr, size, eps, out + r * size);
+}
+
+// sigmoid(mixes · scale + base) + eps for n streams
+PS_INLINE void gate_row(const float* mixes, const float* base, const float* scale, i64 n, float eps, float* out) {
+    for (i64 i = 0; i < n; i += LANES) {
+        vf x = load(mixes + i, n - i) * load(scale + i, n - i) + load(base + i, n - i);
+        store(out + i, sigmoid(x) + eps, n - i);
+    }
+}
+
+PS_DISPATCH void head_rows(const ps_head& h, const float* mixes, const float* streams, i64 first, i64 last, float* x) {
+    const i64 n = h.streams, hidden = h.hidden;
+    for (i64 r = first; r < last; r++) {
+        float pre[MAX_STREAMS], *out = x + r * hidden;
+        gate_row(mixes + r * n, h.base, h.scale, n, h.eps, pre);
+        collapse_row(streams + r * n * hidden, pre, n, hidden, out);
+        norm_row(out, h.norm, hidden, h.rms_eps, out);
+    }
+}
+
+static i64 normed_floats(i64 rows, i64 size, i64 out) { return std::min(rows, NORMED_ROWS) * (size + out); }
+
+i64 hyper_floats(const ps_step_sizes& s, i64 rows) {
+    return normed_floats(rows, s.streams * s.hidden, (2 + s.streams) * s.streams);
+}
+
+// Streams of `size` floats → norm → fn; then body(first row, count, fn's results [count, fn rows]), some rows at a time.
+template <class Body>
+static void project_normed(const ps_weight* fn, const float* streams, i64 size, float eps, i64 rows, i64 threads,
+                           Body&& body) {
+    for (i64 from = 0; from < rows; from += NORMED_ROWS) {
+        const i64 count = std::min(NORMED_ROWS, rows - from);
+        float *normed = workspace<BETWEEN_STEPS>(normed_floats(count, size, fn->rows)), *out = normed + count * size;
+        over_rows(count, size / 8, threads,
+                  [&](i64 a, i64 b) { norm_streams(streams + from * size, a, b, size, eps, normed); });
+        ps_products(&fn, 1, normed, size, count, &out, &fn->rows, threads);
+        body(from, count, out);
+    }
+}
+
 PS_EXPORT void ps_hyper_leave(const float* y, float* streams, const float* mix, i64 rows, i64 n, i64 hidden,
                               i64 threads) {
     const i64 width = (2 + n) * n;
@@ -130,15 +167,27 @@ PS_EXPORT void ps_hyper_leave(const float* y, float* streams, const float* mix, 
     });
 }
 
-// Into a sublayer: streams [rows, n, hidden] → x [rows, hidden], collapsed and normed, and
-// mix [rows, pre n | post n | comb n · n].  Reads 4 · n · hidden bytes per row twice, the second time from the cache.
-// Where the sublayer before has not been left yet, its output y and its mix `before` come along, else null.
+// A stored fn multiplies the streams as they are and the results are scaled: one pass less over them.
 PS_EXPORT void ps_hyper_enter(const ps_hyper* h, const float* y, const float* before, float* streams, i64 rows,
                               float* x, float* mix, i64 threads) {
     if (y) ps_hyper_leave(y, streams, before, rows, h->streams, h->hidden, threads);
     const i64 size = h->streams * h->hidden, width = (2 + h->streams) * h->streams;
-    ps_products(&h->fn, 1, streams, size, rows, &mix, &width, threads);
-    over_rows(rows, 1000 + size / 4, threads, [&](i64 a, i64 b) { enter_rows(*h, streams, a, b, x, mix); });
+    const bool normed = h->fn->type == W_DECODED;
+    if (normed)
+        project_normed(h->fn, streams, size, h->rms_eps, rows, threads, [&](i64 from, i64 count, const float* mixes) {
+            std::copy_n(mixes, count * width, mix + from * width);
+        });
+    else
+        ps_products(&h->fn, 1, streams, size, rows, &mix, &width, threads);
+    over_rows(rows, 1000 + size / 4, threads, [&](i64 a, i64 b) { enter_rows(*h, normed, streams, a, b, x, mix); });
+}
+
+PS_EXPORT void ps_head_input(const ps_head* h, const float* streams, i64 rows, float* x, i64 threads) {
+    const i64 size = h->streams * h->hidden;
+    project_normed(h->fn, streams, size, h->rms_eps, rows, threads, [&](i64 from, i64 count, const float* mixes) {
+        over_rows(count, size / 4, threads,
+                  [&](i64 a, i64 b) { head_rows(*h, mixes, streams + from * size, a, b, x + from * h->hidden); });
+    });
 }
 
 // The same in steps.  mixes [rows, 2n + n²] → pre, post [rows, n], comb [rows, n, n]
@@ -151,11 +200,7 @@ PS_EXPORT void ps_hyper_mix(const float* mixes, const float* base, const float* 
 // sigmoid(mixes · scale + base) + eps.  mixes, out [rows, n]; base, scale [n]
 PS_KERNEL void ps_hyper_gate(const float* mixes, const float* base, const float* scale, i64 rows, i64 n, float eps,
                              float* out) {
-    for (i64 r = 0; r < rows; r++, mixes += n, out += n)
-        for (i64 i = 0; i < n; i += LANES) {
-            vf x = load(mixes + i, n - i) * load(scale + i, n - i) + load(base + i, n - i);
-            store(out + i, sigmoid(x) + eps, n - i);
-        }
+    for (i64 r = 0; r < rows; r++) gate_row(mixes + r * n, base, scale, n, eps, out + r * n);
 }
 
 // Streams [rows, n, hidden] weighted by pre [rows, n] and added up in order → out [rows, hidden]

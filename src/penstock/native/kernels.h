@@ -98,6 +98,7 @@ PS_INLINE constexpr i64 row_bytes(i64 type, i64 columns) {
         case W_IQ2_XXS: return columns / 256 * 66;
         case W_MXFP4: return columns / 32 * 17;
         case W_FP4: return columns / 2;
+        case W_DECODED: return 0;  // nothing that the product itself reads
         default: return columns;
     }
 }

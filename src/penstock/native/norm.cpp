@@ -30,13 +30,13 @@ PS_EXPORT void ps_rotate(const float* x, const float* cos, const float* sin, i64
               [&](i64 a, i64 b) { rotate_rows(x, cos, sin, a, b, heads, dim, half, turn, out); });
 }
 
-// cos and sin [rows, half] of position · speed, in double precision until the end.
-PS_EXPORT void ps_angles(const i64* positions, const float* speed, i64 rows, i64 half, float* cos, float* sin,
+// cos and sin [rows, half] of position · frequency, in double precision until the end.
+PS_EXPORT void ps_angles(const i64* positions, const float* frequencies, i64 rows, i64 half, float* cos, float* sin,
                          i64 threads) {
     over_rows(rows, half * 40, threads, [&](i64 a, i64 b) {
         for (i64 r = a; r < b; r++)
             for (i64 i = 0; i < half; i++) {
-                const double angle = static_cast<double>(positions[r]) * static_cast<double>(speed[i]);
+                const double angle = static_cast<double>(positions[r]) * static_cast<double>(frequencies[i]);
                 cos[r * half + i] = static_cast<float>(std::cos(angle));
                 sin[r * half + i] = static_cast<float>(std::sin(angle));
             }

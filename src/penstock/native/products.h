@@ -5,6 +5,9 @@
 // scale per 256 elements: an error of at most 1/65,024 of the largest input of those 256.  A row of inputs that holds a
 // NaN or an infinity has NaN for all its results.  The other formats multiply float32 with float32.
 //
+// A weight of any other format is W_DECODED: its rows are asked for as float32, a slab at a time, used and dropped.  It may
+// stand wherever a weight may.
+//
 // Weights may lie at any address.  `threads` is the most threads to use, the caller's own included; see threads.h.
 #pragma once
 
@@ -12,6 +15,7 @@
 
 // Numbers of GGUF where it has the format.
 enum WeightKind : i64 {
+    W_DECODED = -1,  // by ps_weight::decode
     W_F32 = 0,
     W_F16 = 1,
     W_Q8_0 = 8,
@@ -29,6 +33,11 @@ struct ps_weight {
     const void* scale;  // E8M0 bytes of FP8 and FP4, else null
     i64 type;           // WeightKind
     i64 rows, columns;  // columns: a whole number of the format's blocks
+    i64 round_input;    // 0, or: inputs are rounded to FP8 in groups of that many channels first (low_precision.h)
+    // Of W_DECODED only: rows [first, last) as float32 [last - first, columns] to out, `number` saying which weight is
+    // meant.  Several threads may call it at the same time.  It must not come back into this library.
+    void (*decode)(i64 number, i64 first, i64 last, float* out);
+    i64 number;
 };
 
 struct ps_expert {
@@ -49,18 +58,22 @@ PS_EXPORT void ps_grouped_product(const ps_weight* weight, i64 groups, const flo
 // not among them are left out.  out_r = Σ weight · down(silu(min(gate, limit)) · clamp(up, ±limit)), over the row's
 // experts in ascending order of id, those with the same id in order of slot; then, unless it is null, the shared expert
 // with its own limit.  x, out [rows, hidden], contiguous.  `more`: is added to what out holds.
+//
+// Where `down` rounds its inputs, the routing weight is multiplied into what is rounded, and the term is added as it is.
 PS_EXPORT void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
                           const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
                           const float* x, i64 rows, float* out, i64 more, i64 threads);
 
-// The same in parts, for experts that come in any order.  parts [rows · slots + rows, hidden]: what each expert has to say
-// goes to its row and slot, what the shared one has to say behind all of those.
-PS_EXPORT void ps_expert_parts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
-                               i64 slots, float limit, const ps_expert* shared, float shared_limit, const float* x,
-                               i64 rows, float* parts, i64 threads);
+// The terms of that sum one by one, for experts that come in any order.  terms [rows · slots + rows, hidden]: an expert's
+// go to their rows and slots, the shared one's behind all of those.  weights [rows, slots] may be null unless some `down`
+// rounds its inputs: terms are not weighted, except in that case.
+PS_EXPORT void ps_expert_terms(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
+                               const float* weights, i64 slots, float limit, const ps_expert* shared,
+                               float shared_limit, const float* x, i64 rows, float* terms, i64 threads);
 
-// And their sum, once all parts are there: to the bit what `ps_experts` gives for all of them at once.
-PS_EXPORT void ps_expert_sum(const i64* ids, const float* weights, i64 rows, i64 slots, i64 shared, const float* parts,
+// And their sum, once all terms are there: to the bit what `ps_experts` gives for all of them at once.  weights is null
+// where terms are weighted already.
+PS_EXPORT void ps_expert_sum(const i64* ids, const float* weights, i64 rows, i64 slots, i64 shared, const float* terms,
                              i64 hidden, float* out, i64 threads);
 
 // One expert's results y [count, hidden], times weights [count], are added to rows rows[i] of out.

@@ -18,28 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "api.h"
-
-// A range of a file and where it goes.  Bytes beyond `needed` may stay unread: the range is as long as direct reads
-// want it and may reach over the end of the file.
-struct ps_piece {
-    i64 fd, offset, length, needed;
-    i64 cached;  // read by way of the page cache, which then forgets it
-    char* address;
-};
-
-// How a job ended.  If it failed: in which of its pieces and at which offset of the file.
-struct ps_outcome {
-    i64 error;  // 0: all is here; END_OF_FILE; else an errno
-    i64 piece, offset;
-};
-
-// A read is one chunk, retries included; times are nanoseconds.
-struct ps_reader_stats {
-    i64 bytes, reads, retries, in_flight;
-    i64 busy, active;  // of all reads together; with at least one in flight
-    i64 longest;
-};
+#include "reader.h"
 
 namespace {
 
@@ -312,7 +291,7 @@ class Reader {
 }  // namespace
 
 // A reader with so many threads, started with the first job, each reading at most `chunk` bytes at a time.
-PS_EXPORT Reader* ps_reader_create(i64 threads, i64 chunk) { return new Reader(threads, chunk); }
+PS_EXPORT Reader* ps_reader_create(i64 threads, i64 chunk) noexcept { return new Reader(threads, chunk); }
 
 // Drops what waits (it fails with ECANCELED) and returns when nothing is being read any more.
 PS_EXPORT void ps_reader_stop(Reader* reader) { reader->stop(); }
@@ -321,12 +300,12 @@ PS_EXPORT void ps_reader_stop(Reader* reader) { reader->stop(); }
 PS_EXPORT void ps_reader_destroy(Reader* reader) { delete reader; }
 
 // A new job's number, from 1 upwards; 0 if nobody is there to do it.  Memory and files must stay until it has finished.
-PS_EXPORT i64 ps_reader_submit(Reader* reader, const ps_piece* pieces, i64 count, i64 urgent) {
+PS_EXPORT i64 ps_reader_submit(Reader* reader, const ps_piece* pieces, i64 count, i64 urgent) noexcept {
     return reader->submit(pieces, count, urgent != 0);
 }
 
 // What is left of a prefetch becomes urgent: 1; nothing to do: 0.
-PS_EXPORT i64 ps_reader_promote(Reader* reader, i64 job) { return reader->promote(job); }
+PS_EXPORT i64 ps_reader_promote(Reader* reader, i64 job) noexcept { return reader->promote(job); }
 
 // A job that has not begun is taken back and forgotten: 1; too late: 0.
 PS_EXPORT i64 ps_reader_cancel(Reader* reader, i64 job) { return reader->cancel(job); }

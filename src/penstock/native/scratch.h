@@ -1,27 +1,27 @@
 // Working memory for one call: small amounts are kept for the thread's next call, large ones returned.
 #pragma once
 
-#include <cstdlib>
-#include <new>
-
-#include "api.h"
+#include "memory.h"
 
 // A call's memory and that of the pieces it is cut into are in use at the same time, on the same thread.
 enum class For { CALL, PIECE };
+
+constexpr i64 KEPT_SCRATCH = 1 << 20;  // more than that is returned
+
+// What a thread may hold when it asks for so many bytes: twice that is kept, so that it need not grow again soon.
+constexpr i64 scratch_held(i64 bytes) { return bytes > KEPT_SCRATCH ? bytes + 2 * KEPT_SCRATCH : 2 * bytes; }
 
 template <For>
 class Scratch {
   public:
     explicit Scratch(i64 bytes) {
         Kept& kept = mine();
-        if (kept.taken || bytes > KEEP) {
+        if (kept.taken || bytes > KEPT_SCRATCH) {
             memory_ = allocate(bytes);
             return;
         }
         if (kept.bytes < bytes) {
             std::free(kept.memory);
-            kept.memory = nullptr;
-            kept.bytes = 0;
             kept.memory = allocate(2 * bytes);
             kept.bytes = 2 * bytes;
         }
@@ -41,8 +41,6 @@ class Scratch {
     void* memory() const { return memory_; }
 
   private:
-    static constexpr i64 KEEP = 1 << 20;
-
     struct Kept {
         void* memory = nullptr;
         i64 bytes = 0;
@@ -52,11 +50,6 @@ class Scratch {
     static Kept& mine() {
         thread_local Kept kept;
         return kept;
-    }
-    static void* allocate(i64 bytes) {
-        void* memory = std::aligned_alloc(64, (static_cast<std::size_t>(bytes) + 64) / 64 * 64);
-        if (!memory) throw std::bad_alloc();
-        return memory;
     }
 
     void* memory_ = nullptr;

@@ -5,6 +5,7 @@
 #include "dot.h"
 #include "order.h"
 #include "share.h"
+#include "step_bytes.h"
 #include "steps.h"
 #include "workspace.h"
 
@@ -61,14 +62,23 @@ PS_INLINE void score(const ps_index& a, i64 token, i64 first, i64 count, float* 
     }
 }
 
+static constexpr i64 rank_floats(i64 ranks) { return ranks * static_cast<i64>(sizeof(u64) / sizeof(float)); }
+
+i64 select_piece_floats(i64 topk, i64 heads, i64 dim) {
+    return rank_floats(topk + SPARE) + BLOCK * (padded(dim) + padded(heads));
+}
+
+i64 select_floats(i64 topk, i64 parts) { return rank_floats(parts * topk); }
+
+i64 select_parts(i64 threads) { return 2 * threads; }
+
 // First half of a selection, for one token and part `part` of `parts` of its visible rows: the ranks of the best
 // `count` rows of that part, at out, zeros behind them if there are fewer.  Takes time in proportion to the visible
 // rows and memory to `count`.
 PS_DISPATCH void rank_rows(const ps_index& a, i64 token, i64 part, i64 parts, u64* out) {
-    const i64 words = a.count + SPARE;
-    float* scratch = workspace<IN_A_PIECE>(2 * words + BLOCK * (padded(a.dim) + padded(a.heads)));
+    float* scratch = workspace<IN_A_PIECE>(select_piece_floats(a.count, a.heads, a.dim));
     u64* kept = reinterpret_cast<u64*>(scratch);
-    float* block = scratch + 2 * words;
+    float* block = scratch + rank_floats(a.count + SPARE);
     float* hits = block + BLOCK * padded(a.dim);
     for (i64 i = 0; i < BLOCK * padded(a.heads); i++) hits[i] = 0;
     const i64 visible = visible_rows(a, token), end = visible * (part + 1) / parts;
@@ -104,7 +114,7 @@ PS_EXPORT void ps_select(const ps_index* a, i64 threads) {
     if (a->tokens >= threads) {
         parallel_for(a->tokens, threads, [&](i64 token) {
             if (few(token)) return everything(token);
-            u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(2 * a->count));
+            u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(select_floats(a->count, 1)));
             rank_rows(*a, token, 0, 1, ranks);
             pick_rows(*a, token, 1, ranks);
         });
@@ -115,8 +125,8 @@ PS_EXPORT void ps_select(const ps_index* a, i64 threads) {
             everything(token);
             continue;
         }
-        const i64 parts = 2 * threads;
-        u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(2 * parts * a->count));
+        const i64 parts = select_parts(threads);
+        u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(select_floats(a->count, parts)));
         parallel_for(parts, threads, [&](i64 part) { rank_rows(*a, token, part, parts, ranks + part * a->count); });
         pick_rows(*a, token, parts, ranks);
     }

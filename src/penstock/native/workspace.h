@@ -1,13 +1,10 @@
 // Memory between the steps of one call, kept by the thread for its next.
 #pragma once
 
-#include <cstdlib>
-#include <new>
-
-#include "api.h"
+#include "memory.h"
 
 // Users that are active on one thread at the same time must have different numbers.
-enum WorkspaceUse { IN_A_LAYER, BETWEEN_STEPS, IN_A_PIECE };
+enum WorkspaceUse { IN_A_LAYER, BETWEEN_STEPS, IN_A_PIECE, DECODED, DECODED_TOO };
 
 template <WorkspaceUse>
 float* workspace(i64 floats) {
@@ -19,10 +16,7 @@ float* workspace(i64 floats) {
     thread_local Kept kept;
     if (kept.floats < floats) {
         std::free(kept.memory);
-        kept.floats = 0;
-        const std::size_t bytes = (static_cast<std::size_t>(floats) * sizeof(float) + 63) / 64 * 64;
-        kept.memory = static_cast<float*>(std::aligned_alloc(64, bytes));
-        if (!kept.memory) throw std::bad_alloc();
+        kept.memory = static_cast<float*>(allocate(float_bytes(floats)));
         kept.floats = floats;
     }
     return kept.memory;

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock import __version__
-from penstock.experts.heat import ExpertMap
+from penstock.storage.heat import ExpertMap
 from penstock.server.errors import ApiError, llamacpp_envelope
 from penstock.server.service import Service, service_of
 from penstock.server.sse import EventStream, data

@@ -74,7 +74,7 @@ class TensorInfo:
 class Weight:
     """A matrix (or vector) in its stored type; rows become float32 only when asked for.  shape: [out, in]
 
-    Its bytes are the mapped file's unless others are given, or it is placed elsewhere later.
+    Its bytes are the mapped file's unless others are given.
     """
 
     def __init__(
@@ -83,23 +83,16 @@ class Weight:
         self.info = info
         self.kind = info.kind
         self.shape = info.shape
-        self.prepared: Any = None  # whatever form kernels want it in, made by them and kept here
         self.raw: NDArray[np.uint8]  # [out, row bytes]
         self.scale: NDArray[np.uint8] | None = None
         if raw is None:
             raw = info.file.view(info.offset, info.nbytes)
             if info.scale is not None:
                 scale = info.scale.file.view(info.scale.offset, info.scale.nbytes)
-        self.place(raw, scale)
-
-    def place(self, raw: NDArray[np.uint8], scale: NDArray[np.uint8] | None = None) -> None:
-        """The bytes are here now, and those of the scales there."""
         self.raw = raw.reshape(-1, self.kind.row_bytes(self.shape[-1]))
         if scale is not None:
-            assert self.info.scale is not None
-            self.scale = scale.reshape(self.info.scale.shape)
-        if self.prepared is not None:
-            self.prepared.move(raw.ctypes.data, None if scale is None else scale.ctypes.data)
+            assert info.scale is not None
+            self.scale = scale.reshape(info.scale.shape)
 
     @property
     def in_place(self) -> bool:

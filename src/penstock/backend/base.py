@@ -1,0 +1,143 @@
+"""What a device provides, for any architecture.
+
+A backend owns everything that is its device's own: weights in the form that its kernels want, the memory of sequences,
+working memory, the ops that a model is made of, and what sampling asks of logits.  It also says how many bytes each of
+these takes.  The model describes; the backend computes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.state import StateLayout, StatePool
+from penstock.weights.tensor import TensorInfo
+
+if TYPE_CHECKING:
+    from penstock.backend import deepseek_v4
+
+# An array on the device.  Only the backend that made it looks inside; it is good until the same op runs again.
+Array = Any
+Bytes = NDArray[np.uint8]
+Vector = NDArray[np.float32]
+Logits = NDArray[np.float32]
+
+
+class DeviceWeight(ABC):
+    """A matrix [out, in] in the form that the device's products want."""
+
+    info: TensorInfo
+
+    @abstractmethod
+    def place(self, raw: Bytes, scale: Bytes | None = None) -> None:
+        """The weight's bytes, in its stored type, are here in host memory now, and those of its scales there.  They
+        stay until the next call."""
+
+
+class DeviceExpert(ABC):
+    """One expert's three matrices, ready to be used."""
+
+
+class ExpertTable(ABC):
+    """Where experts of one layer are, by number: what an op looks routed ids up in."""
+
+    @abstractmethod
+    def put(self, number: int, expert: DeviceExpert) -> None: ...
+
+    @abstractmethod
+    def remove(self, number: int) -> None: ...
+
+
+class ExpertLease(Protocol):
+    """Experts that a layer asked for, held until it is done with them.
+
+    They are handed over in tables, each good until the next is asked for.  Where everything is at hand that is one
+    table with all experts of the layer, whoever was asked for; elsewhere each table has just those that have come
+    since the one before.
+    """
+
+    resident: bool  # one table has all of them
+    requested: bool  # all that was missing is on its way
+    last: bool  # no table follows
+
+    def as_they_come(self) -> Iterator[ExpertTable]: ...
+
+    def in_order(self) -> Iterator[ExpertTable]:
+        """In ascending order of number."""
+        ...
+
+
+class Sampling(ABC):
+    """What choosing a token asks of a row of logits [vocab]."""
+
+    @abstractmethod
+    def top(self, logits: Logits) -> tuple[int, float]:
+        """The token with the highest logit, ties to the lower id, and that logit; (−1, …) if one is NaN."""
+
+    @abstractmethod
+    def log_sum(self, logits: Logits, highest: float) -> float:
+        """ln Σ e^logit"""
+
+    @abstractmethod
+    def draw(
+        self,
+        logits: Logits,
+        highest: float,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        chance: float,
+    ) -> int:
+        """One token by weight e^(logit / temperature), among those that the filters leave.
+
+        0 ≤ chance < 1 says which: tokens stand in order of id, each as wide as its weight.  The filters, in this
+        order: the best top_k (0: all), then as few of the best as make up top_p, then those with min_p of the best
+        one's weight."""
+
+    @abstractmethod
+    def best(self, logits: Logits, count: int) -> NDArray[np.int64]:
+        """The `count` tokens with the highest logits, best first, ties by rising id."""
+
+
+class Backend(ABC):
+    """One device."""
+
+    name: str
+    sampling: Sampling
+
+    @abstractmethod
+    def weight(self, info: TensorInfo, round_input: int = 0) -> DeviceWeight:
+        """A weight whose bytes are to be placed.  round_input: its inputs go through FP8 in groups of so many first,
+        as in the model's own inference code (0: they do not)."""
+
+    @abstractmethod
+    def expert(self, gate: DeviceWeight, up: DeviceWeight, down: DeviceWeight) -> DeviceExpert:
+        """gate and up [width, hidden], down [hidden, width]"""
+
+    @abstractmethod
+    def expert_table(self, experts: int) -> ExpertTable:
+        """An empty table for a layer with so many experts."""
+
+    @abstractmethod
+    def states(self, layout: StateLayout) -> StatePool:
+        """Memory for sequences."""
+
+    @abstractmethod
+    def host(self, array: Array) -> NDArray[Any]:
+        """What an array holds, on the host.  It may be the very memory, which the next step changes."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises what went wrong in kernels since the last call."""
+
+    @property
+    @abstractmethod
+    def program_bytes(self) -> int:
+        """What the process takes before weights, sequences and steps."""
+
+    @abstractmethod
+    def deepseek_v4(self) -> "type[deepseek_v4.Ops]":
+        """The ops of that architecture; called with this backend and the sequences' memory."""

@@ -1,0 +1,58 @@
+"""The CPU as a backend."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from numpy.typing import NDArray
+
+from penstock.backend.base import Backend, DeviceExpert, DeviceWeight
+from penstock.backend.cpu.memory import Buffer
+from penstock.backend.cpu.sampling import CpuSampling
+from penstock.backend.cpu.states import CpuStates
+from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight, check_decoding
+from penstock.backend.state import StateLayout
+from penstock.weights.tensor import TensorInfo
+
+if TYPE_CHECKING:
+    from penstock.backend.cpu.deepseek_v4.ops import CpuOps
+
+PROGRAM: Final = 110 << 20  # interpreter, numpy and the library, as measured after the first step
+
+
+class CpuBackend(Backend):
+    """threads: the most that an op uses, the calling one included."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self.sampling = CpuSampling(threads)
+
+    def weight(self, info: TensorInfo, round_input: int = 0) -> CpuWeight:
+        return CpuWeight(info, round_input)
+
+    def expert(self, gate: DeviceWeight, up: DeviceWeight, down: DeviceWeight) -> DeviceExpert:
+        assert isinstance(gate, CpuWeight)
+        assert isinstance(up, CpuWeight)
+        assert isinstance(down, CpuWeight)
+        return CpuExpert(gate, up, down)
+
+    def expert_table(self, experts: int) -> CpuExpertTable:
+        return CpuExpertTable(experts)
+
+    def states(self, layout: StateLayout) -> CpuStates:
+        return CpuStates(layout)
+
+    def host(self, array: Buffer) -> NDArray[Any]:
+        return array.array
+
+    def check(self) -> None:
+        check_decoding()
+
+    @property
+    def program_bytes(self) -> int:
+        return PROGRAM
+
+    def deepseek_v4(self) -> "type[CpuOps]":
+        from penstock.backend.cpu.deepseek_v4.ops import CpuOps
+
+        return CpuOps

@@ -1,0 +1,62 @@
+"""Routed experts and the shared one, on the CPU."""
+
+from typing import Final
+
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import ExpertLease
+from penstock.backend.cpu.memory import Buffer, Workspace
+from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable
+from penstock.native.library import native
+
+# Rows up to which each expert's term is kept, so that experts can be computed as they come.  With more, terms would
+# take too much memory: experts are read and computed in ascending order then, each one once for all rows.
+FEW: Final = 16
+
+
+class CpuExperts(v4.Experts):
+    """Σ weight · expert(x), always in ascending order of id: to the bit the same whatever comes when."""
+
+    def __init__(self, spec: v4.ExpertsSpec, workspace: Workspace, threads: int):
+        assert isinstance(spec.shared, CpuExpert)
+        self._shared: CpuExpert = spec.shared
+        self._spec, self._workspace, self._threads = spec, workspace, threads
+
+    def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
+        if len(x.array) <= FEW and not lease.resident:
+            return self._as_they_come(x, ids, weights, lease)
+        spec, rows = self._spec, len(x.array)
+        out = self._workspace.take("experts", rows, (spec.hidden,))  # [rows, hidden]
+        begun = False
+        for table in lease.in_order():
+            assert isinstance(table, CpuExpertTable)
+            shared = self._shared.address if lease.last else None
+            native().ps_table_experts(
+                *(table.address, len(table), ids.address, weights.address, ids.array.shape[1], spec.limit),
+                *(shared, spec.shared_limit, x.address, rows, out.address, begun, self._threads),
+            )
+            begun = True
+        return out
+
+    def _as_they_come(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
+        spec = self._spec
+        rows, slots = ids.array.shape
+        # [rows · slots routed terms, then rows of the shared expert, hidden]
+        terms = self._workspace.take("expert terms", rows * slots + rows, (spec.hidden,))
+        shared: int | None = self._shared.address
+        for table in lease.as_they_come():
+            assert isinstance(table, CpuExpertTable)
+            # The shared expert fills the time in which the others are on their way.
+            now = shared if lease.requested else None
+            native().ps_table_terms(
+                *(table.address, len(table), ids.address, weights.address, slots, spec.limit),
+                *(now, spec.shared_limit, x.address, rows, terms.address, self._threads),
+            )
+            if now is not None:
+                shared = None
+        out = self._workspace.take("experts", rows, (spec.hidden,))
+        # Where the model's own code rounds what enters `down`, the routing weight is in the terms already.
+        scales = None if spec.low_precision else weights.address
+        native().ps_expert_sum(
+            *(ids.address, scales, rows, slots, True, terms.address, spec.hidden, out.address, self._threads)
+        )
+        return out

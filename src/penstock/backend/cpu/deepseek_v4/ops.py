@@ -1,0 +1,308 @@
+"""The ops around attention and experts, and how a step begins."""
+
+from collections.abc import Iterable
+from ctypes import c_int64, c_void_p
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import Backend, DeviceWeight, Logits
+from penstock.backend.cpu.backend import CpuBackend
+from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
+from penstock.backend.cpu.deepseek_v4.batch import Batch, Sequence, SequenceStates
+from penstock.backend.cpu.deepseek_v4.described import Described, expect, vector, weight_of
+from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
+from penstock.backend.cpu.memory import Buffer, Workspace
+from penstock.backend.cpu.states import CpuStates, Slot
+from penstock.backend.state import StatePool, Step
+from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
+from penstock.native import structs
+from penstock.native.library import native
+from penstock.weights.checkpoint import Checkpoint
+
+
+class CpuHyper(v4.Hyper):
+    def __init__(self, spec: v4.HyperSpec, workspace: Workspace, threads: int):
+        n, hidden = spec.streams, len(spec.norm)
+        width = (2 + n) * n
+        most = native().ps_limit(b"streams")
+        fn = weight_of(spec.fn)
+        expect(
+            0 < n <= most
+            and fn.info.shape == (width, n * hidden)
+            and spec.base.size == width
+            and spec.scale.size == 3,
+            f"{fn.info.name}: {list(fn.info.shape)} does not fit {n} streams of {hidden}, at most {most}",
+        )
+        base, scale, norm = vector(spec.base), vector(spec.scale), vector(spec.norm)
+        self._described = Described(
+            structs.Hyper(
+                *(fn.address, base.address, scale.address, norm.address),
+                *(n, hidden, spec.iterations, spec.eps, spec.rms_eps),
+            ),
+            *(fn, base, scale, norm),
+        )
+        self._shape, self._mix = (hidden,), (width,)
+        self._workspace, self._threads = workspace, threads
+
+    def enter(self, streams: Buffer) -> tuple[Buffer, Buffer]:
+        return self._enter(None, None, streams)
+
+    def between(self, y: Buffer, streams: Buffer, mix: Buffer) -> tuple[Buffer, Buffer]:
+        return self._enter(y.address, mix.address, streams)
+
+    def _enter(self, y: int | None, before: int | None, streams: Buffer) -> tuple[Buffer, Buffer]:
+        rows = len(streams.array)
+        x = self._workspace.take("sublayer input", rows, self._shape)  # [rows, hidden]
+        mix = self._workspace.take("hyper mix", rows, self._mix)  # [rows, pre n | post n | comb n · n]
+        native().ps_hyper_enter(
+            *(self._described.address, y, before, streams.address, rows, x.address, mix.address, self._threads)
+        )
+        return x, mix
+
+    def leave(self, y: Buffer, streams: Buffer, mix: Buffer) -> None:
+        native().ps_hyper_leave(
+            *(y.address, streams.address, mix.address, *streams.array.shape, self._threads)
+        )
+
+
+class CpuRouter(v4.Router):
+    def __init__(self, spec: v4.RouterSpec, workspace: Workspace, threads: int):
+        gate = weight_of(spec.gate)
+        experts, name = gate.info.shape[0], gate.info.name
+        table = None if spec.table is None else Buffer(np.ascontiguousarray(spec.table, np.int64))
+        bias = None if spec.bias is None else vector(spec.bias)
+        expect(0 < spec.count <= experts, f"{name}: {spec.count} of {experts} experts")
+        expect(bias is None or bias.array.size == experts, f"{name}: a bias for other experts")
+        expect(
+            table is None
+            or (
+                table.array.shape[1] == spec.count
+                and bool(((table.array >= 0) & (table.array < experts)).all())
+            ),
+            f"{name}: a table of other experts",
+        )
+        self._described = Described(
+            structs.Router(
+                *(gate.address, bias.address if bias else None, table.address if table else None),
+                *(spec.count, spec.normalize, spec.scale),
+            ),
+            *(gate, bias, table),
+        )
+        self._count, self._workspace, self._threads = (spec.count,), workspace, threads
+
+    def run(self, x: Buffer, batch: Batch) -> tuple[Buffer, Buffer]:
+        return self._route(x, batch, "expert")
+
+    def guess(self, x: Buffer, batch: Batch) -> NDArray[np.int64]:
+        return self._route(x, batch, "guessed expert")[0].array
+
+    def _route(self, x: Buffer, batch: Batch, name: str) -> tuple[Buffer, Buffer]:
+        ids = self._workspace.take(f"{name} ids", batch.rows, self._count, np.int64)
+        weights = self._workspace.take(f"{name} weights", batch.rows, self._count)
+        native().ps_route_rows(
+            *(self._described.address, x.address, batch.tokens.address, batch.rows),
+            *(ids.address, weights.address, self._threads),
+        )
+        return ids, weights
+
+
+class CpuHead(v4.Head):
+    def __init__(self, spec: v4.HeadSpec, workspace: Workspace, threads: int):
+        n, hidden = spec.streams, len(spec.norm)
+        fn = weight_of(spec.fn)
+        expect(
+            fn.info.shape == (n, n * hidden) and spec.base.size == n and spec.scale.size in (1, n),
+            f"{fn.info.name}: {list(fn.info.shape)} does not fit {n} streams of {hidden}",
+        )
+        base, norm = vector(spec.base), vector(spec.norm)
+        scale = vector(np.broadcast_to(spec.scale, (n,)))
+        self._described = Described(
+            structs.Head(
+                *(fn.address, base.address, scale.address, norm.address, n, hidden, spec.eps, spec.rms_eps)
+            ),
+            *(fn, base, scale, norm),
+        )
+        self._streams, self._hidden, self._vocab = (n, hidden), (hidden,), spec.vocab
+        self._workspace, self._threads = workspace, threads
+
+    def run(self, streams: Buffer, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
+        count = len(rows)
+        chosen = streams
+        if count != len(streams.array):
+            chosen = self._workspace.take("head streams", count, self._streams)
+            np.take(streams.array, rows, axis=0, out=chosen.array)
+        x = self._workspace.take("head input", count, self._hidden)
+        native().ps_head_input(self._described.address, chosen.address, count, x.address, self._threads)
+        logits = np.empty((count, self._vocab), np.float32)
+        at = 0
+        for piece in output:
+            weight = weight_of(piece)
+            native().ps_products(
+                *((c_void_p * 1)(weight.address), 1, x.address, *self._hidden, count),
+                *((c_void_p * 1)(logits.ctypes.data + 4 * at), (c_int64 * 1)(self._vocab), self._threads),
+            )
+            at += weight.info.shape[0]
+        return logits
+
+
+class CpuEmbedding(v4.Embedding):
+    def __init__(self, weight: DeviceWeight, workspace: Workspace):
+        self._weight, self._workspace = weight_of(weight), workspace
+
+    def run(self, batch: Batch) -> Buffer:
+        out = self._workspace.take("embedded", batch.rows, self._weight.info.shape[1:])  # [rows, hidden]
+        stored = self._weight.stored
+        assert stored is not None
+        for row, token in enumerate(batch.step.tokens.tolist()):
+            out.array[row] = stored.rows(token, token + 1)[0]
+        return out
+
+
+class CpuJoin(v4.Join):
+    def __init__(self, spec: v4.JoinSpec, workspace: Workspace, threads: int):
+        self._spec, self._workspace, self._threads = spec, workspace, threads
+        self._projections = [weight_of(projection) for projection in spec.projections]
+        self._norms = vector(spec.embedding_norm), vector(spec.stream_norm)
+
+    def run(self, streams: Buffer, embedded: Buffer) -> Buffer:
+        n, hidden = self._spec.streams, self._spec.hidden
+        rows = len(streams.array)
+        e = self._normed("draft embedded", embedded, rows, self._norms[0])
+        h = self._normed("draft streams", streams, rows * n, self._norms[1])
+        out = self._workspace.take("draft input", rows, (n, hidden))
+        if len(self._projections) == 1:  # columns: embedding first, then hidden
+            both = self._workspace.take("draft both", rows * n, (2 * hidden,))
+            both.array.reshape(rows, n, 2 * hidden)[..., :hidden] = e.array[:, None]
+            both.array[:, hidden:] = h.array
+            self._product(0, both, out)
+        else:
+            projected = self._workspace.take("draft projected", rows, (hidden,))
+            self._product(0, e, projected)
+            self._product(1, h, out)
+            out.array += projected.array[:, None]
+        return out
+
+    def _normed(self, name: str, x: Buffer, rows: int, norm: Buffer) -> Buffer:
+        out = self._workspace.take(name, rows, (self._spec.hidden,))
+        native().ps_rms_norm(
+            *(x.address, norm.address, rows, self._spec.hidden, self._spec.eps, out.address, self._threads)
+        )
+        if self._spec.low_precision:
+            native().ps_round_fp8(out.address, rows, self._spec.hidden, v4.LINEAR_GROUP)
+        return out
+
+    def _product(self, number: int, x: Buffer, out: Buffer) -> None:
+        rows, columns = x.array.shape
+        native().ps_products(
+            *((c_void_p * 1)(self._projections[number].address), 1, x.address, columns, rows),
+            *((c_void_p * 1)(out.address), (c_int64 * 1)(self._spec.hidden), self._threads),
+        )
+
+
+class CpuOps(v4.Ops):
+    def __init__(self, backend: Backend, pool: StatePool):
+        assert isinstance(backend, CpuBackend)
+        assert isinstance(pool, CpuStates)
+        self._pool, self._threads, self._workspace = pool, backend.threads, Workspace()
+        self._blocks: list[CpuAttention] = []
+        self._states: WeakKeyDictionary[Slot, SequenceStates] = WeakKeyDictionary()
+        self._frequencies: dict[int, Buffer] = {}  # by identity
+
+    @staticmethod
+    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int, low_precision: bool) -> int:
+        assert isinstance(backend, CpuBackend)
+        return step_bytes(checkpoint, rows, backend.threads, low_precision)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, step: Step, blocks: range) -> Batch:
+        chosen, sequences = slice(blocks.start, blocks.stop), []
+        positions = Buffer(step.positions)
+        for number, slot in enumerate(step.slots):
+            start, stop = step.starts[number], step.starts[number + 1]
+            memory = self._pool.slots[slot]
+            states = self._states.get(memory)
+            if states is None:
+                states = self._states[memory] = SequenceStates(slot, self._pool, self._blocks)
+            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states)
+            sequence.enter(chosen)
+            if sequence.count > 1:
+                for block in self._blocks[chosen]:
+                    block.open(sequence, step.rows)
+            sequences.append(sequence)
+        rotations = {}
+        for number in {id(block.spec.frequencies) for block in self._blocks[chosen]}:
+            frequencies = self._frequencies[number]
+            half = frequencies.array.shape
+            cos = self._workspace.take(f"cos {number}", step.rows, half)
+            sin = self._workspace.take(f"sin {number}", step.rows, half)
+            native().ps_angles(
+                *(positions.address, frequencies.address, step.rows, *half, cos.address, sin.address),
+                self._threads,
+            )
+            rotations[number] = (cos, sin)
+        return Batch(step, sequences, rotations)
+
+    def streams(self, x: Buffer, count: int) -> Buffer:
+        rows, hidden = x.array.shape
+        out = self._workspace.take("streams", rows, (count, hidden))
+        out.array[...] = x.array[:, None]
+        return out
+
+    # ── makers ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attention(self, spec: v4.AttentionSpec, state: v4.AttentionState) -> CpuAttention:
+        self._frequencies.setdefault(id(spec.frequencies), vector(spec.frequencies))
+        number = len(self._blocks)
+        block = CpuAttention(spec, state, number, self._pool, self._workspace, self._threads)
+        self._blocks.append(block)
+        return block
+
+    def embedding(self, weight: DeviceWeight) -> CpuEmbedding:
+        return CpuEmbedding(weight, self._workspace)
+
+    def hyper(self, spec: v4.HyperSpec) -> CpuHyper:
+        return CpuHyper(spec, self._workspace, self._threads)
+
+    def router(self, spec: v4.RouterSpec) -> CpuRouter:
+        return CpuRouter(spec, self._workspace, self._threads)
+
+    def experts(self, spec: v4.ExpertsSpec) -> CpuExperts:
+        return CpuExperts(spec, self._workspace, self._threads)
+
+    def head(self, spec: v4.HeadSpec) -> CpuHead:
+        return CpuHead(spec, self._workspace, self._threads)
+
+    def join(self, spec: v4.JoinSpec) -> CpuJoin:
+        return CpuJoin(spec, self._workspace, self._threads)
+
+    # ── a draft block's streams ───────────────────────────────────────────────────────────────────────────
+
+    def keep_streams(self, series: int, streams: Buffer, batch: Batch) -> None:
+        flat = streams.array.reshape(batch.rows, -1)
+        for sequence in batch.sequences:
+            rows = flat[sequence.start : sequence.start + sequence.count]
+            self._pool.keep(sequence.slot, series, sequence.position, rows)
+
+    def previous_streams(self, series: int, streams: Buffer, batch: Batch) -> Buffer:
+        pairs = sum(sequence.count - (sequence.position == 0) for sequence in batch.sequences)
+        n, hidden = streams.array.shape[1:]
+        out, at = self._workspace.take("previous streams", pairs, (n, hidden)), 0
+        for sequence in batch.sequences:
+            if sequence.position > 0:
+                row = self._pool.latest(sequence.slot, series, sequence.position - 1)
+                out.array[at] = row.reshape(n, hidden)
+                at += 1
+            more = sequence.count - 1
+            out.array[at : at + more] = streams.array[sequence.start : sequence.start + more]
+            at += more
+        return out
+
+    def kept_streams(self, series: int, slot: int, position: int) -> Buffer:
+        row = self._pool.latest(slot, series, position)
+        out = self._workspace.take("kept streams", 1, row.shape)
+        out.array[0] = row
+        return out

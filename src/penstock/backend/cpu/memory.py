@@ -1,0 +1,64 @@
+"""Arrays that native kernels work on: numpy's, with their address at hand, in memory that is used step after step."""
+
+import mmap
+from contextlib import suppress
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Buffer:
+    """An array and where it lies.  Asking numpy for an address takes longer than many a kernel."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: NDArray[Any]):
+        if not array.flags.c_contiguous:
+            raise ValueError(f"expected a contiguous array, found strides {array.strides}")
+        self.array = array
+        self.address: int = array.ctypes.data
+
+
+class Workspace:
+    """Working memory of ops, by name.  What an op returns lies here and is good until the op runs again.
+
+    A name has room for the most rows that were ever asked for.  The plan counts the rows of a chunk, so nothing is
+    given back in between.
+    """
+
+    def __init__(self) -> None:
+        self._whole: dict[str, NDArray[Any]] = {}
+        self._latest: dict[str, tuple[int, Buffer]] = {}
+
+    def take(self, name: str, rows: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Buffer:
+        """An array [rows, *shape], not filled.  A name always has the same shape and type."""
+        latest = self._latest.get(name)
+        if latest is not None and latest[0] == rows:
+            return latest[1]
+        whole = self._whole.get(name)
+        if whole is None or len(whole) < rows:
+            whole = self._whole[name] = np.empty((rows, *shape), dtype)
+        buffer = Buffer(whole[:rows])
+        self._latest[name] = (rows, buffer)
+        return buffer
+
+
+def reserve(nbytes: int) -> mmap.mmap:
+    """Address space.  A page of it becomes memory when something is written there, and reads as zeros before."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, max(1, nbytes), flags=flags)
+
+
+def reserve_large(nbytes: int) -> mmap.mmap:
+    """The same in large pages where the system has them."""
+    memory = reserve(nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def view(memory: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.frombuffer(memory, dtype, count=prod(shape), offset=offset).reshape(shape)

@@ -1,0 +1,116 @@
+"""Weights as the native products see them: an address, a type, a shape."""
+
+import ctypes
+import itertools
+import weakref
+from typing import Final
+
+import numpy as np
+
+from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, ExpertTable
+from penstock.native.library import instruction_set
+from penstock.native.structs import Decode, Expert
+from penstock.native.structs import Weight as Described
+from penstock.weights import types
+from penstock.weights.tensor import TensorInfo, Weight
+
+# The types that are multiplied as they are stored, and their numbers in products.h.  All others are decoded inside
+# the product, a few rows at a time.
+KINDS: Final = {
+    types.F32: 0,
+    types.F16: 1,
+    types.Q8_0: 8,
+    types.Q2_K: 10,
+    types.Q4_K: 12,
+    types.IQ2_XXS: 16,
+    types.BF16: 30,
+    types.MXFP4: 39,
+    types.FP8_E4M3: 1000,
+    types.FP4_E2M1: 1001,
+}
+DECODED: Final = -1
+
+
+class CpuWeight(DeviceWeight):
+    """The native description of a weight, at `address`.  Whoever knows the address sees the weight wherever its bytes
+    lie at the time."""
+
+    def __init__(self, info: TensorInfo, round_input: int = 0):
+        instruction_set()  # a bad PENSTOCK_ISA is said here and not in the middle of a product
+        self.info = info
+        self.stored: Weight | None = None
+        out, columns = info.shape
+        kind = KINDS.get(info.kind, DECODED)
+        self.described = Described(None, None, kind, out, columns, round_input)
+        if kind == DECODED:
+            self.described.decode, self.described.number = _decode, next(_numbers)
+            _decoded[self.described.number] = self
+        self.address = ctypes.addressof(self.described)
+
+    def place(self, raw: Bytes, scale: Bytes | None = None) -> None:
+        self.stored = Weight(self.info, raw, scale)
+        self.described.data = raw.ctypes.data
+        self.described.scale = None if scale is None else scale.ctypes.data
+
+
+class CpuExpert(DeviceExpert):
+    """The native description of an expert, at `address`."""
+
+    def __init__(self, gate: CpuWeight, up: CpuWeight, down: CpuWeight):
+        width, hidden = gate.info.shape
+        if up.info.shape != (width, hidden) or down.info.shape != (hidden, width):
+            raise ValueError(
+                f"{gate.info.name}: gate {list(gate.info.shape)}, up {list(up.info.shape)} and down "
+                f"{list(down.info.shape)} do not fit each other"
+            )
+        self.weights, self.width = (gate, up, down), width
+        self.described = Expert(gate.address, up.address, down.address)
+        self.address = ctypes.addressof(self.described)
+
+
+class CpuExpertTable(ExpertTable):
+    """Addresses of experts by number, at `address`; null where there is none."""
+
+    def __init__(self, experts: int):
+        self._places = (ctypes.c_void_p * experts)()
+        self._kept: list[CpuExpert | None] = [None] * experts
+        self.address = ctypes.addressof(self._places)
+
+    def put(self, number: int, expert: DeviceExpert) -> None:
+        assert isinstance(expert, CpuExpert)
+        self._places[number], self._kept[number] = expert.address, expert
+
+    def remove(self, number: int) -> None:
+        self._places[number], self._kept[number] = None, None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+# ── decoding, for the product ─────────────────────────────────────────────────────────────────────────────────
+
+_numbers = itertools.count(1)
+_decoded: "weakref.WeakValueDictionary[int, CpuWeight]" = weakref.WeakValueDictionary()
+_failure: BaseException | None = None
+
+
+@Decode
+def _decode(number: int, first: int, last: int, out: int) -> None:
+    """Called by native threads.  Nothing may be raised through them, so a failure waits for `check`."""
+    global _failure
+    try:
+        stored = _decoded[number].stored
+        assert stored is not None
+        rows = stored.rows(first, last)
+        memory = (ctypes.c_float * rows.size).from_address(out)
+        np.frombuffer(memory, np.float32)[...] = rows.reshape(-1)
+    except BaseException as failure:
+        _failure = failure
+
+
+def check_decoding() -> None:
+    """Raises what went wrong while weights were decoded."""
+    global _failure
+    if _failure is not None:
+        failure, _failure = _failure, None
+        raise failure

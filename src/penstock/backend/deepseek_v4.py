@@ -1,0 +1,280 @@
+"""The ops that DeepSeek-V4 is made of, as the model calls them.  `tests/spec` says what each of them computes.
+
+A spec holds the weights of one op and what stays the same from step to step.  A backend makes an op of it once, when
+the model is built.  Rows are tokens; every op treats each row by itself, so what else is in a step never enters a
+row's result.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.base import (
+    Array,
+    Backend,
+    DeviceExpert,
+    DeviceWeight,
+    ExpertLease,
+    Logits,
+    Vector,
+)
+from penstock.backend.state import StatePool, Step
+from penstock.weights.checkpoint import Checkpoint
+
+LINEAR_GROUP: Final = 128  # channels with one scale where the model's own code rounds a linear's input to FP8
+
+# ── specs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class HyperSpec:
+    """One hyper-connection, and the norm of the sublayer behind it."""
+
+    fn: DeviceWeight  # [(2 + streams) · streams, streams · hidden]
+    base: Vector
+    scale: Vector  # [3]
+    norm: Vector  # [hidden]
+    streams: int
+    iterations: int
+    eps: float
+    rms_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompressorSpec:
+    """Every `ratio` tokens become one row.  width = dim, or 2 · dim where windows overlap: then the first half of the
+    channels speaks for the next window and the second half for the current one."""
+
+    values: DeviceWeight  # [width, hidden]
+    scores: DeviceWeight
+    ape: Vector  # [ratio, width]
+    norm: Vector  # [dim]
+    frequencies: Vector  # [rope pairs]: angle per position
+
+    @property
+    def ratio(self) -> int:
+        return int(self.ape.shape[0])
+
+    @property
+    def overlap(self) -> bool:
+        return bool(self.ape.shape[1] > self.norm.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """The lightning indexer: score of a row = Σ over heads of gate · max(0, query · row); the best `topk` are seen."""
+
+    q_b: DeviceWeight  # [heads · dim, q_rank]
+    gates: DeviceWeight  # [heads, hidden]
+    compressor: CompressorSpec
+    heads: int
+    dim: int
+    topk: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """A whole attention sublayer, from its normed input to its output: one key/value row per token serves all heads;
+    a token sees the last `window` rows and, beyond them, compressed rows."""
+
+    q_a: DeviceWeight
+    q_norm: Vector  # [q_rank]
+    q_b: DeviceWeight  # [heads · dim, q_rank]
+    kv: DeviceWeight  # [dim, hidden]
+    kv_norm: Vector  # [dim]
+    sinks: Vector  # [heads]
+    out_a: DeviceWeight  # in groups of heads
+    out_b: DeviceWeight
+    compressor: CompressorSpec | None
+    indexer: IndexerSpec | None  # with a compressor
+    heads: int
+    dim: int
+    window: int
+    groups: int
+    frequencies: Vector  # [rope pairs]: angle per position
+    eps: float
+    low_precision: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionState:
+    """The numbers of a block's series in the layout of sequences' states."""
+
+    window: int
+    frontier: int | None = None  # [value | score] of recent tokens, before a compressor pools them
+    rows: int | None = None  # compressed
+    index_frontier: int | None = None
+    index_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """Which experts a token goes to: by score, or, where there is a table, by token id."""
+
+    gate: DeviceWeight  # [experts, hidden]
+    bias: Vector | None  # [experts]: added for the choice, not for the weight
+    table: NDArray[np.int64] | None  # [vocab, count]
+    count: int
+    normalize: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The experts of a layer: down(silu(min(gate, limit)) · clamp(up, ±limit)).  The shared one sees every row."""
+
+    shared: DeviceExpert
+    limit: float
+    shared_limit: float
+    hidden: int
+    low_precision: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """Folds the streams into one vector, normed: what the output matrix reads."""
+
+    fn: DeviceWeight  # [streams, streams · hidden]
+    base: Vector  # [streams]
+    scale: Vector  # [1]
+    norm: Vector  # [hidden]
+    streams: int
+    vocab: int
+    eps: float
+    rms_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSpec:
+    """The way into a draft block: trunk streams and embedded next tokens, each normed and projected."""
+
+    projections: tuple[DeviceWeight, ...]  # of both side by side (embedding first), or of the embedding, of the streams
+    embedding_norm: Vector  # [hidden]
+    stream_norm: Vector
+    streams: int
+    hidden: int
+    eps: float
+    low_precision: bool
+
+
+# ── ops ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hyper(ABC):
+    """streams [rows, n, hidden] → a sublayer's input x [rows, hidden] and the mix that tells how to leave it."""
+
+    @abstractmethod
+    def enter(self, streams: Array) -> tuple[Array, Array]: ...
+
+    @abstractmethod
+    def between(self, y: Array, streams: Array, mix: Array) -> tuple[Array, Array]:
+        """`leave` of the sublayer before this one, with its output and its mix, and then `enter`."""
+
+    @abstractmethod
+    def leave(self, y: Array, streams: Array, mix: Array) -> None:
+        """The sublayer's output y [rows, hidden] goes into the streams, in place."""
+
+
+class Attention(ABC):
+    @abstractmethod
+    def run(self, x: Array, batch: Any) -> Array:
+        """x [rows, hidden] → [rows, hidden].  Fills the sequences' state of this block."""
+
+    @abstractmethod
+    def fill_window(self, x: Array, batch: Any) -> None:
+        """Only fills the window of a sliding layer, as `run` would."""
+
+
+class Router(ABC):
+    @abstractmethod
+    def run(self, x: Array, batch: Any) -> tuple[Array, Array]:
+        """x [rows, hidden] → expert ids and weights [rows, count]"""
+
+    @abstractmethod
+    def guess(self, x: Array, batch: Any) -> NDArray[np.int64]:
+        """The ids that `run` would give, on the host and beside its results."""
+
+
+class Experts(ABC):
+    @abstractmethod
+    def run(self, x: Array, ids: Array, weights: Array, lease: ExpertLease) -> Array:
+        """Σ over each row's experts of weight · expert(x), in ascending order of id, then the shared expert:
+        x [rows, hidden] → [rows, hidden]"""
+
+
+class Head(ABC):
+    @abstractmethod
+    def run(self, streams: Array, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
+        """Logits [len(rows), vocab] of some rows of the streams.  output: the output matrix, in pieces of its rows."""
+
+
+class Embedding(ABC):
+    @abstractmethod
+    def run(self, batch: Any) -> Array:
+        """The rows' tokens → [rows, hidden]"""
+
+
+class Join(ABC):
+    @abstractmethod
+    def run(self, streams: Array, embedded: Array) -> Array:
+        """streams [rows, n, hidden], embedded [rows, hidden] → [rows, n, hidden]"""
+
+
+class Ops(ABC):
+    """Makes the ops of a model's blocks, and what they share in a step."""
+
+    @abstractmethod
+    def __init__(self, backend: Backend, pool: StatePool): ...
+
+    @staticmethod
+    @abstractmethod
+    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int, low_precision: bool) -> int:
+        """Working memory of a step with so many rows, its results and what it stages included."""
+
+    @abstractmethod
+    def begin(self, step: Step, blocks: range) -> Any:
+        """The batch that ops of these blocks share in a step: blocks are numbered as their attention was made.  The
+        blocks' states are made ready for the step's rows."""
+
+    @abstractmethod
+    def streams(self, x: Array, count: int) -> Array:
+        """x [rows, hidden] → streams [rows, count, hidden], all alike at first"""
+
+    @abstractmethod
+    def embedding(self, weight: DeviceWeight) -> Embedding: ...
+
+    @abstractmethod
+    def hyper(self, spec: HyperSpec) -> Hyper: ...
+
+    @abstractmethod
+    def attention(self, spec: AttentionSpec, state: AttentionState) -> Attention: ...
+
+    @abstractmethod
+    def router(self, spec: RouterSpec) -> Router: ...
+
+    @abstractmethod
+    def experts(self, spec: ExpertsSpec) -> Experts: ...
+
+    @abstractmethod
+    def head(self, spec: HeadSpec) -> Head: ...
+
+    # ── for a draft block, which starts from the trunk's last streams ─────────────────────────────────────
+
+    @abstractmethod
+    def join(self, spec: JoinSpec) -> Join: ...
+
+    @abstractmethod
+    def keep_streams(self, series: int, streams: Array, batch: Any) -> None:
+        """The rows' streams become part of a series of the state."""
+
+    @abstractmethod
+    def previous_streams(self, series: int, streams: Array, batch: Any) -> Array:
+        """For every row that is not a sequence's first, the streams of the position before → [pairs, n, hidden]"""
+
+    @abstractmethod
+    def kept_streams(self, series: int, slot: int, position: int) -> Array:
+        """The streams of one position → [1, n, hidden]"""

@@ -1,0 +1,145 @@
+"""Who runs steps: here the model in this process.  Several machines would be another runner, and nobody would notice."""
+
+import ctypes
+import gc
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.base import Backend, Logits
+from penstock.backend.state import StatePool, Step
+from penstock.engine.options import EngineOptions
+from penstock.errors import OptionError
+from penstock.model import architecture
+from penstock.storage.plan import Plan
+from penstock.storage.storage import open_storage
+from penstock.weights.checkpoint import Checkpoint
+
+
+class Runner(ABC):
+    """Runs steps over the sequences in `states`.  Used by one thread at a time."""
+
+    states: StatePool
+
+    @abstractmethod
+    def run(self, step: Step) -> Logits:
+        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed."""
+
+    @abstractmethod
+    def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
+        """Of each sequence's tokens in the step the first so many become part of its state (None: all).  At most
+        `max_rewind` may be left out: drafts that were not accepted."""
+
+    @abstractmethod
+    def discard(self, step: Step) -> None:
+        """The sequences are as they were before the step."""
+
+    @abstractmethod
+    def draft_logits(self, slot: int, position: int, token: int) -> Logits:
+        """See `Architecture.draft_logits`."""
+
+    @abstractmethod
+    def announce(self, tokens: Sequence[int]) -> None:
+        """These tokens will probably be in the next step."""
+
+
+class LocalRunner(Runner):
+    """The whole model, with its weights in this process's memory as the plan says."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        states: StatePool,
+        plan: Plan,
+        options: EngineOptions,
+        fingerprint: Callable[[], str],
+        progress: Callable[[int, int], None],
+    ):
+        self.backend, self.states = backend, states
+        self._files = checkpoint.files
+        described, low_precision = architecture(checkpoint.config), options.simulate_low_precision
+        self.storage = open_storage(
+            checkpoint,
+            backend,
+            plan,
+            policy=options.policy,
+            pack=options.pack,
+            trace=options.trace,
+            governed=options.memory == "auto",
+            round_input=described.expert_rounding(low_precision),
+            fingerprint=fingerprint,
+        )
+        try:
+            self.model = described.build(
+                checkpoint,
+                backend,
+                states,
+                self.storage.experts,
+                self.storage.dense,
+                low_precision=low_precision,
+                prefetch=options.prefetch == "auto",
+            )
+            self.storage.dense.load(progress)
+        except BaseException:
+            self.storage.close()  # nothing may be read to memory that goes away
+            raise
+
+    def run(self, step: Step) -> Logits:
+        self.storage.begin_step()
+        hidden = self.model.forward(step)
+        logits = self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
+        self.backend.check()
+        return logits
+
+    def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
+        for number, slot in enumerate(step.slots):
+            start, stop = step.starts[number], step.starts[number + 1]
+            count = stop - start if kept is None else kept[number]
+            if not 0 <= stop - start - count <= self.states.layout.max_rewind:
+                raise OptionError(f"{count} of {stop - start} tokens cannot be kept")
+            self.states.commit(slot, int(step.positions[start]) + count)
+
+    def discard(self, step: Step) -> None:
+        for slot in step.slots:
+            self.states.discard(slot)
+
+    def draft_logits(self, slot: int, position: int, token: int) -> Logits:
+        logits = self.model.draft_logits(slot, position, token)
+        self.backend.check()
+        return logits
+
+    def announce(self, tokens: Sequence[int]) -> None:
+        self.model.announce(np.array(tokens, np.int64))
+
+    def close(self) -> None:
+        self.storage.close()
+        for file in self._files:
+            file.expect_nothing()
+
+
+class Loading:
+    """How far the reading of weights is, in bytes."""
+
+    def __init__(self, tell: Callable[[int, int], None] | None = None):
+        self.done = self.total = 0
+        self._tell = tell
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        if self._tell is not None:
+            self._tell(done, total)
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 0.0
+
+
+def give_back_memory() -> None:
+    """Lets the system have what has just been freed: the allocator would keep some of it for later."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

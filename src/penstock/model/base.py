@@ -1,0 +1,77 @@
+"""What an engine asks of a model, whatever its architecture."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.base import Array, Backend, Logits
+from penstock.backend.state import StateLayout, StatePool, Step
+from penstock.storage.dense import DenseWeights
+from penstock.storage.store import ExpertStore
+from penstock.weights.checkpoint import Checkpoint
+
+
+class Architecture(ABC):
+    """A model, or a slice of its layers with or without embedding and head."""
+
+    # ── before anything is loaded ─────────────────────────────────────────────────────────────────────────
+
+    @staticmethod
+    @abstractmethod
+    def state_layout(
+        checkpoint: Checkpoint, *, kv_dtype: str, context: int, max_rewind: int, layers: range | None = None
+    ) -> StateLayout:
+        """What a sequence keeps for these layers (None: for all, and for the draft block if there is one)."""
+
+    @staticmethod
+    @abstractmethod
+    def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int, low_precision: bool) -> int:
+        """Working memory of a step with so many rows."""
+
+    @staticmethod
+    @abstractmethod
+    def expert_rounding(low_precision: bool) -> int:
+        """`round_input` of the experts' weights."""
+
+    @classmethod
+    @abstractmethod
+    def build(
+        cls,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        pool: StatePool,
+        experts: ExpertStore,
+        dense: DenseWeights,
+        *,
+        layers: range | None = None,
+        low_precision: bool = False,
+        prefetch: bool = False,
+    ) -> Self:
+        """The model on a backend.  Its weights are usable once `dense` has loaded them."""
+
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def forward(self, step: Step, hidden: Array | None = None) -> Array:
+        """Runs the layers.  hidden: what the slice before this one returned; the first slice embeds tokens instead.
+        What sequences must keep is staged in their slots."""
+
+    @abstractmethod
+    def logits(self, hidden: Array, step: Step) -> Logits:
+        """Of the rows that the step wants: [rows, vocab]"""
+
+    @abstractmethod
+    def draft_logits(self, slot: int, position: int, token: int) -> Logits:
+        """What the draft block expects after `token`, which is about to follow the sequence at `position` → [vocab]"""
+
+    @abstractmethod
+    def announce(self, tokens: NDArray[np.int64]) -> None:
+        """These tokens come next; some layers know by them what to read."""
+
+
+def blocks_of(layers: Iterable[int]) -> list[str]:
+    """Names of layers in a checkpoint."""
+    return [f"blk.{number}" for number in layers]

@@ -1,0 +1,177 @@
+"""DeepSeek-V4, layer by layer.  Knows no device, and nothing of where weights come from."""
+
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import Array, Backend, Logits
+from penstock.backend.state import StateLayout, StatePool, Step
+from penstock.model.base import Architecture
+from penstock.model.deepseek_v4.description import Description, LayerSpec
+from penstock.model.deepseek_v4.draft import DraftBlock
+from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
+from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
+from penstock.storage.store import ExpertStore
+from penstock.weights.checkpoint import Checkpoint
+
+GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to read ahead
+
+
+class Layer:
+    """One block: two sublayers around the hyper-connection streams.  streams: [rows, n, hidden]"""
+
+    def __init__(self, ops: v4.Ops, spec: LayerSpec, state: v4.AttentionState, block: str, experts: ExpertStore):
+        self.block, self.table = block, spec.router.table
+        self.attention_hyper, self.attention = ops.hyper(spec.attention_hyper), ops.attention(spec.attention, state)
+        self.experts_hyper, self.router = ops.hyper(spec.experts_hyper), ops.router(spec.router)
+        self.experts, self.store = ops.experts(spec.experts), experts
+        self.following: Layer | None = None  # whose experts this layer's router input gives away
+
+    def forward(self, streams: Array, batch: Any) -> None:
+        """Changes the streams in place."""
+        x, mix = self.attention_hyper.enter(streams)  # x [rows, hidden]
+        x, mix = self.experts_hyper.between(self.attention.run(x, batch), streams, mix)
+        self.experts_hyper.leave(self.mixture(x, batch), streams, mix)
+
+    def mixture(self, x: Array, batch: Any) -> Array:
+        """A router picks a few experts per token; a shared expert sees every token."""
+        ids, weights = self.router.run(x, batch)
+        guess = None
+        if self.following is not None and self.store.guessing and batch.rows <= GUESSED_ROWS:
+            guess = partial(self._guess, self.following, x, batch)
+        with self.store.acquire(self.block, ids, guess) as lease:
+            return self.experts.run(x, ids, weights, lease)
+
+    def _guess(self, following: "Layer", x: Array, batch: Any) -> None:
+        self.store.guess(following.block, following.router.guess(x, batch))
+
+    def announce(self, tokens: NDArray[np.int64]) -> None:
+        """Experts that follow from the tokens alone can be on their way before the layer begins."""
+        if self.table is not None:
+            self.store.expect(self.block, self.table[tokens])
+
+    def fill_window(self, streams: Array, batch: Any) -> None:
+        """Only fills the window, as if `forward` had run: a sliding block's window depends on its input alone."""
+        x, _ = self.attention_hyper.enter(streams)
+        self.attention.fill_window(x, batch)
+
+
+class DeepSeekV4(Architecture):
+    """Layers [first, last) of a checkpoint.  The first slice embeds, the last one has the head and the draft block;
+    each hands its streams [rows, n, hidden] to the next."""
+
+    def __init__(
+        self,
+        description: Description,
+        ops: v4.Ops,
+        layout: StateLayout,
+        experts: ExpertStore,
+        layers: range,
+        prefetch: bool,
+    ):
+        checkpoint, config = description.checkpoint, description.config
+        if not 0 <= layers.start <= layers.stop <= config.layer_count:
+            raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {config.layer_count}")
+        self.config, self.ops, self.dense = config, ops, description.dense
+        self.layers = [
+            self._layer(description, f"blk.{number}", config.layers[number], layout, experts) for number in layers
+        ]
+        if prefetch:
+            for layer, following in pairwise(self.layers):
+                # Its router is asked before its turn, and there is nothing to guess where a table says it.
+                if following.table is None and self.dense.stays(following.block):
+                    layer.following = following
+        is_last = layers.stop == config.layer_count
+        with_draft = is_last and checkpoint.has_mtp
+        self.embedding = self.head = self.draft = None
+        if layers.start == 0 or with_draft:
+            self.embedding = ops.embedding(self.dense.weight(EMBEDDING))
+        if is_last:
+            self.head = ops.head(description.head())
+            self.dense.weight(HEAD)  # handed out by `dense.head`
+        if with_draft:
+            block = self._layer(description, DRAFT, config.mtp_layer, layout, experts)
+            assert self.embedding is not None
+            self.draft = DraftBlock(description, ops, block, self.embedding, layout, len(self.layers))
+
+    def _layer(
+        self, description: Description, block: str, layer: Any, layout: StateLayout, experts: ExpertStore
+    ) -> Layer:
+        spec, state = description.layer(block, layer), attention_state(layout.series, block)
+        return Layer(self.ops, spec, state, block, experts)
+
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, step: Step, hidden: Array | None = None) -> Array:
+        batch = self.ops.begin(step, range(len(self.layers)))
+        self.announce(step.tokens)
+        streams = hidden
+        if streams is None:
+            assert self.embedding is not None
+            streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
+        for layer in self.layers:
+            self.dense.enter(layer.block)
+            layer.forward(streams, batch)
+            self.dense.leave(layer.block)
+        if self.draft is not None:
+            self.dense.enter(DRAFT)
+            self.draft.follow(streams, step, batch)
+            self.dense.leave(DRAFT)
+        return streams
+
+    def logits(self, hidden: Array, step: Step) -> Logits:
+        assert self.head is not None
+        return self.head.run(hidden, step.logits, self.dense.head())
+
+    def draft_logits(self, slot: int, position: int, token: int) -> Logits:
+        assert self.draft is not None
+        self.dense.enter(DRAFT)
+        streams = self.draft.forward(slot, position, token)
+        self.dense.leave(DRAFT)
+        return self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())[0]
+
+    def announce(self, tokens: NDArray[np.int64]) -> None:
+        for layer in self.layers:
+            layer.announce(tokens)
+
+    # ── before anything is loaded ─────────────────────────────────────────────────────────────────────────
+
+    @staticmethod
+    def state_layout(
+        checkpoint: Checkpoint, *, kv_dtype: str, context: int, max_rewind: int, layers: range | None = None
+    ) -> StateLayout:
+        config = checkpoint.config
+        layers = range(config.layer_count) if layers is None else layers
+        draft = checkpoint.has_mtp and layers.stop == config.layer_count
+        series = tuple(all_series(config, kv_dtype, layers, draft))
+        return StateLayout(series, context, max_rewind, kv_dtype, config.vocab_size)
+
+    @staticmethod
+    def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int, low_precision: bool) -> int:
+        return backend.deepseek_v4().step_bytes(backend, checkpoint, rows, low_precision)
+
+    @staticmethod
+    def expert_rounding(low_precision: bool) -> int:
+        return v4.LINEAR_GROUP if low_precision else 0
+
+    @classmethod
+    def build(
+        cls,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        pool: StatePool,
+        experts: ExpertStore,
+        dense: DenseWeights,
+        *,
+        layers: range | None = None,
+        low_precision: bool = False,
+        prefetch: bool = False,
+    ) -> Self:
+        description = Description(checkpoint, backend, dense, low_precision)
+        ops = backend.deepseek_v4()(backend, pool)
+        layers = range(checkpoint.config.layer_count) if layers is None else layers
+        return cls(description, ops, pool.layout, experts, layers, prefetch)

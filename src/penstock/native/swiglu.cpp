@@ -1,0 +1,18 @@
+// Apart from feed_forward.cpp, which is compiled without contraction.
+#include "swiglu.h"
+
+#include <cfloat>
+
+#include "simd.h"
+
+PS_KERNEL void ps_swiglu(const float* gate, const float* up, i64 n, float limit, float* out) {
+    const vf high = splat(limit), low = splat(-limit), least = splat(-FLT_MAX);
+    for (i64 i = 0; i < n; i += LANES) {
+        vf g = load(gate + i, n - i), u = load(up + i, n - i);
+        g = g > high ? high : g;
+        g = g < least ? least : g;  // −inf would become inf / inf
+        u = u > high ? high : u;
+        u = u < low ? low : u;
+        store(out + i, g / (1.0f + exponential(-g)) * u, n - i);
+    }
+}

@@ -1,0 +1,163 @@
+"""Where a model's weights are kept: the plan for a budget of memory, carried out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.backend.base import Backend
+from penstock.storage.cache import make_cache
+from penstock.storage.counters import BlockCounters, Counters
+from penstock.storage.dense import DenseWeights, LoadedDense
+from penstock.storage.pack import find_source
+from penstock.storage.plan import Plan
+from penstock.storage.policy_choice import choose_policy, note_trace
+from penstock.storage.prefetch import Prefetch
+from penstock.storage.reader import Reader
+from penstock.storage.slots import Slots
+from penstock.storage.source import ExpertSource
+from penstock.storage.store import ExpertStore, MappedExperts
+from penstock.storage.streamed import StreamedExperts
+from penstock.storage.trace import TraceHeader, TraceWriter
+from penstock.storage.watch import Watch
+from penstock.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The plan and those who carry it out."""
+
+    plan: Plan
+    dense: DenseWeights
+    experts: ExpertStore
+    reader: Reader | None = None
+    counters: Counters | None = None
+    recorder: "Recorder | None" = None
+    watch: Watch | None = None
+    step_began: dict[str, Any] = field(default_factory=dict)
+
+    def totals(self) -> dict[str, Any]:
+        """Counters that only grow."""
+        if self.counters is None or self.reader is None:
+            return {}
+        read = self.reader.stats()
+        return (
+            self.counters.totals()
+            | self.dense.stats()
+            | {
+                "disk_bytes": read["bytes"],
+                "read_seconds": read["active_ns"] / 1e9,
+                "reads": read["reads"],
+                "read_latency_seconds": read["busy_ns"] / 1e9,
+                "read_retries": read["retries"],
+            }
+        )
+
+    def begin_step(self) -> None:
+        """Called before every step."""
+        self.step_began.clear()
+        self.step_began.update(self.totals())
+        if self.recorder is not None:
+            self.recorder.step += 1
+        if self.watch is not None:
+            self.watch.look()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the beginning, those of the latest step, and by block."""
+        source = self.experts.source if isinstance(self.experts, StreamedExperts) else self.dense.checkpoint
+        found: dict[str, Any] = {"mode": self.plan.mode, "experts_from": str(source.path)}
+        totals = self.totals()
+        if not totals or self.counters is None:
+            return found
+        latest = {name: value - self.step_began.get(name, 0) for name, value in totals.items()}
+        found |= totals | _rates(totals)
+        found["step"] = latest | _rates(latest)
+        if isinstance(self.experts, StreamedExperts):
+            cache = self.experts.cache
+            found |= {"cached": len(cache), "cached_bytes": cache.used, "capacity_bytes": cache.capacity}
+            found["policy"] = cache.policy.name
+        found["blocks"] = self.counters.by_block()
+        return found
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+        if self.reader is not None:
+            self.reader.close()
+
+
+def _rates(totals: dict[str, Any]) -> dict[str, float]:
+    asked = totals["hits"] + totals["misses"]
+    seconds, reads = totals["read_seconds"], totals["reads"]
+    stalled = totals["stall_seconds"] + totals.get("dense_stall_seconds", 0.0)
+    return {
+        "hit_rate": totals["hits"] / asked if asked else 0.0,
+        "read_bandwidth": totals["disk_bytes"] / seconds if seconds else 0.0,
+        "read_latency": totals["read_latency_seconds"] / reads if reads else 0.0,
+        "overlap": 1 - min(1.0, stalled / seconds) if seconds else 1.0,  # of reading, what nobody waited for
+    }
+
+
+class Recorder:
+    """Writes what layers ask for to a trace."""
+
+    def __init__(self, path: Path, fingerprint: str, source: ExpertSource):
+        sizes = dict(zip(source.blocks, source.slot_bytes, strict=True))
+        self._model, self._path = fingerprint, path
+        self._writer = TraceWriter(path, TraceHeader(fingerprint, sizes, source.experts))
+        self.step = 0
+
+    def record(self, block: int, rows: int, experts: Sequence[int]) -> None:
+        self._writer.write(self.step, block, rows, experts)
+
+    def close(self) -> None:
+        self._writer.close()
+        note_trace(self._model, self._path)
+
+
+def open_storage(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    plan: Plan,
+    *,
+    policy: str,
+    pack: Path | str | None,
+    trace: Path | None,
+    governed: bool,
+    round_input: int,
+    fingerprint: Callable[[], str],
+) -> Storage:
+    """Makes the stores of the plan.  Weights are read when the model asks `dense` to load.
+
+    governed     the experts' share follows what the machine can spare
+    round_input  of the experts' weights: see `Backend.weight`
+    """
+    source = find_source(checkpoint, pack)
+    if plan.mode == "mmap" and trace is None:
+        dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend, round_input)
+        return Storage(plan, dense, experts)
+    reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
+    slots = Slots(plan.experts_held + plan.ahead)
+    if policy == "auto":
+        policy = choose_policy(fingerprint(), plan.experts_held) if plan.mode == "direct" else "lru"
+    recorder = None if trace is None else Recorder(trace, fingerprint(), source)
+    streamed = StreamedExperts(
+        source,
+        backend,
+        reader,
+        make_cache(policy, plan.experts_held, source.slot_bytes, source.experts),
+        slots,
+        Prefetch(source, reader, slots, plan.ahead, counters),
+        counters,
+        recorder=recorder,
+        round_input=round_input,
+    )
+    loaded = LoadedDense(checkpoint, backend, reader, plan.streamed, plan.slice_head)
+    watch = None
+    if governed and plan.mode == "direct":
+        watch = Watch(
+            streamed,
+            lowest=2 * source.checkpoint.config.experts_used * plan.expert_bytes,
+            highest=source.total_bytes,
+        )
+    return Storage(plan, loaded, streamed, reader, counters, recorder, watch)
