@@ -52,7 +52,7 @@ def test_what_fails_is_counted_too(clock: list[float]) -> None:
 
 
 def test_every_part_of_the_model_is_seen_and_put_back(small_engine: penstock.Engine) -> None:
-    model = small_engine.model
+    model = small_engine.runner.model
     objects = [model, *model.layers, *(layer.moe for layer in model.layers), model.layers[0].moe.experts]
     before = [set(vars(thing)) for thing in objects]
     with watching(model) as watch:
@@ -64,7 +64,7 @@ def test_every_part_of_the_model_is_seen_and_put_back(small_engine: penstock.Eng
 
 def test_watching_changes_no_result(small_engine: penstock.Engine) -> None:
     plain = small_engine.session().feed([5, 6, 7])
-    with watching(small_engine.model):
+    with watching(small_engine.runner.model):
         watched = small_engine.session().feed([5, 6, 7])
     assert plain is not None
     assert watched is not None

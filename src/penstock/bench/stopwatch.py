@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.bench.traffic import Part
-from penstock.model.model import DeepSeekV4
+from penstock.model.deepseek_v4.model import DeepSeekV4
 
 
 class Stopwatch:
@@ -41,15 +41,14 @@ class Stopwatch:
 
 # Methods of a layer, as paths from it.  One that is gone counts with the part around it.
 LAYER_PARTS = (
-    ("attn_mix.enter", Part.MIXING),
-    ("ffn_mix.between", Part.MIXING),
-    ("ffn_mix.leave", Part.MIXING),
-    ("attention.forward", Part.ATTENTION),
-    ("moe.forward", Part.SHARED),  # less router and routed experts, which run inside it
-    ("moe.router.route", Part.ROUTER),
-    ("moe.experts.run", Part.ROUTED),
+    ("attention_hyper.enter", Part.MIXING),
+    ("experts_hyper.between", Part.MIXING),
+    ("experts_hyper.leave", Part.MIXING),
+    ("attention.run", Part.ATTENTION),
+    ("router.run", Part.ROUTER),
+    ("mixture", Part.ROUTED),  # less the router, which runs inside it
 )
-MODEL_PARTS = (("embed", Part.EMBEDDING), ("head", Part.HEAD), ("draft.remember", Part.DRAFT))
+MODEL_PARTS = (("embedding.run", Part.EMBEDDING), ("logits", Part.HEAD), ("draft.follow", Part.DRAFT))
 
 
 @contextmanager
@@ -63,7 +62,7 @@ def watching(model: DeepSeekV4) -> Iterator[Stopwatch]:
     try:
         for root, path, part in targets:
             owner, name = _resolve(root, path)
-            if owner is None or (id(owner), name) in wrapped:  # all layers share one store of experts
+            if owner is None or (id(owner), name) in wrapped:
                 continue
             wrapped.add((id(owner), name))
             setattr(owner, name, watch.wrap(part, getattr(owner, name)))  # hides the class's method
