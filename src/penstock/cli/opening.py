@@ -10,10 +10,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from penstock.cli import options
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.engine.weights import Loading
+from penstock.option import given
 
 
-def open_engine(model: Path | None, *, memory: str = "auto", pack: str = "auto", **chosen: Any) -> Engine:
+def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True) -> Engine:
     """The engine for the options that a command was given.  Loading, unless `load` is False, shows on a terminal."""
     with _bar() as bar:
         task = bar.add_task("", total=None, visible=False)
@@ -22,14 +24,8 @@ def open_engine(model: Path | None, *, memory: str = "auto", pack: str = "auto",
             bar.update(task, completed=done, total=total, visible=True)
 
         with warnings.catch_warnings(record=True) as noticed:
-            engine = Engine(
-                model or options.default_model(),
-                memory=None if memory == "none" else memory,
-                pack=None if pack == "none" else pack,
-                draft=False,  # nothing here speculates
-                progress=progress,
-                **chosen,
-            )
+            path = model or options.default_model()
+            engine = Engine(path, progress=progress, load=load, **given(chosen))
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine

@@ -25,6 +25,7 @@ from penstock.kernels.cpu import parallel
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
 from penstock.model.model import DeepSeekV4
+from penstock.option import make, takes
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
@@ -40,56 +41,27 @@ class Engine:
     process.  Methods may be called from several threads; steps run one after another.
     """
 
+    @takes(EngineOptions)
     def __init__(
         self,
         path: str | Path,
         *,
-        threads: int | None = None,
-        kv_dtype: str = "f16",
-        simulate_low_precision: bool = False,
-        context: int | None = None,
-        sessions: int = 1,
-        max_rewind: int = 64,
-        prefill_chunk: int | None = None,
-        mtp: str | Path | None = None,
-        draft: bool = True,
-        memory: str | int | None = None,
-        streaming: str = "auto",
-        policy: str = "auto",
-        prefetch: str = "auto",
-        pack: str | Path | None = "auto",
-        trace: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
         load: bool = True,
+        **options: Any,
     ):
-        self.options = EngineOptions(
-            threads=threads,
-            kv_dtype=kv_dtype,
-            simulate_low_precision=simulate_low_precision,
-            context=context,
-            sessions=sessions,
-            max_rewind=max_rewind,
-            prefill_chunk=prefill_chunk,
-            mtp=Path(mtp) if mtp is not None else None,
-            draft=draft,
-            memory=memory,
-            streaming=streaming,
-            policy=policy,
-            prefetch=prefetch,
-            pack=pack if pack is None or pack == "auto" else Path(pack),
-            trace=Path(trace) if trace is not None else None,
-        )
-        checkpoint = open_checkpoint(path, mtp)
-        self.checkpoint: Checkpoint = checkpoint if draft else checkpoint.without_draft()
+        self.options = chosen = make(EngineOptions, options)
+        self.checkpoint: Checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
         self.config: ModelConfig = self.checkpoint.config
-        if context is not None and context > self.config.context_length:
-            raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
+        if chosen.context is not None and chosen.context > self.config.context_length:
+            raise OptionError(
+                f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
+            )
         self._plan, self.context = plan_storage(self.checkpoint, self.options)
         parallel.set_threads(self.options.thread_count)
         torch.set_num_threads(1)  # see `parallel`
-        self.layout = StateLayout(
-            self.config, KV_DTYPES[kv_dtype], self.context, max_rewind, draft=self.checkpoint.has_mtp
-        )
+        kv_dtype, draft = KV_DTYPES[chosen.kv_dtype], self.checkpoint.has_mtp
+        self.layout = StateLayout(self.config, kv_dtype, self.context, chosen.max_rewind, draft=draft)
         self._weights: Weights | None = None
         self.loading: Loading | None = None
         self._lock = threading.Lock()

@@ -18,7 +18,6 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
-MODES: Final = ("auto", "resident", "mmap", "direct")
 CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a prefill step that a plan chooses from
 CHUNK_SHARE: Final = 12  # of the budget, at most a twelfth for the rows of a chunk
 BLOCK: Final = 512  # rows that some steps take at a time
