@@ -102,15 +102,15 @@ def size(*words: str) -> Kind:
     )
 
 
-def file(*words: str) -> Kind:
-    """The path of a file or folder, or one of these words."""
+def file(*words: str, what: str = "the path of a file") -> Kind:
+    """A path, or one of these words."""
 
     def check(value: Any) -> Any:
         if not isinstance(value, str | Path):
             raise ValueError
         return value if value in words else Path(value)
 
-    expected = f"{''.join(f'{word!r}, ' for word in words)}the path of a file"
+    expected = f"{''.join(f'{word!r}, ' for word in words)}{what}"
     return Kind(expected, check, metavar="|".join(("PATH", *words)))
 
 

@@ -31,21 +31,16 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """A command with a flag for every option that its parameters declare.
 
     A parameter `chosen: EngineOptions` becomes the flags of those options that name this command, and gets their
-    checked value; `given: partial[Settings]` gets it without what the command adds when it calls that.  A parameter
-    of the command with an option's name takes its place.
+    checked value; `given: partial[Settings]` gets it without what the command adds when it calls that.
 
         @with_flags
         def run_command(prompt: Prompt, chosen: EngineOptions, given: partial[Sampling]) -> None: ...
     """
-    name = command.__name__.removesuffix("_command")
+    name = command.__name__.removesuffix("_command").replace("_", " ")  # trace_record_command: "trace record"
     own = inspect.signature(command).parameters
     declaring = {key: _declaring(found.annotation) for key, found in own.items()}
     flags = {
-        key: [
-            option
-            for option in options_of(found).values()
-            if name in option.commands and option.name not in own
-        ]
+        key: [option for option in options_of(found).values() if name in option.commands]
         for key, found in declaring.items()
         if found is not None
     }

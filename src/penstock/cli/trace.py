@@ -27,7 +27,7 @@ from penstock.sizes import parse_size
 Curves = dict[str, tuple[Replayed, ...]]
 
 trace_app = typer.Typer(
-    help="Record which experts are needed; compare caches on the record.", no_args_is_help=True
+    name="trace", help="Record which experts are needed; compare caches on the record.", no_args_is_help=True
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
@@ -37,7 +37,7 @@ PROMPT = "Describe the journey of a drop of rain from the clouds to the sea."
 
 @trace_app.command("record")
 @options.with_flags
-def record_command(
+def trace_record_command(
     chosen: EngineOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; .gz compresses it.")],
     model: options.Model = None,

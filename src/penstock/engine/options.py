@@ -43,7 +43,7 @@ class EngineOptions:
         "CPU threads.",
         unset="every core that this process may use",
         group="Engine",
-        commands=(*PLANNING, "record"),
+        commands=(*PLANNING, "trace record"),
         effective=lambda engine: engine.options.thread_count,
     )
     context: int | None = option(
@@ -53,7 +53,7 @@ class EngineOptions:
         unset="the model's limit, or what fits",
         flags=("--context", "--ctx"),
         group="Engine",
-        commands=PLANNING,
+        commands=("run", "chat", "serve", "plan"),
         effective=lambda engine: engine.context,
     )
     sessions: int = option(
@@ -96,7 +96,7 @@ class EngineOptions:
         None,
         file(),
         "A GGUF file with the draft block, if the model's own has none.",
-        unset="none",
+        unset="the model's own, if it has one",
         group="Engine",
         commands=PLANNING,
     )

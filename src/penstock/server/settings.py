@@ -40,7 +40,7 @@ class Settings:
     )
     kv_dir: Path | None = option(
         None,
-        file(),
+        file(what="the path of a folder"),
         "Folder to save conversations in, so that they need not be read again, also after a restart.",
         unset="nowhere",
         **SERVER,
