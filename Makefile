@@ -56,7 +56,7 @@ test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++
 	qemu-aarch64 -cpu max $(ARM)/native_selfcheck
 
 docs: $(VENV)/.installed  ## the page of options, from their declarations
-	$(BIN)/python -m penstock.cli.options_page > docs/options.md
+	$(BIN)/python -m benchmarks.options_page > docs/options.md
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

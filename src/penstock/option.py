@@ -155,14 +155,14 @@ class Option:
 
     kind: Kind
     help: str
-    unset: str
-    commands: tuple[str, ...]
-    command_default: Any
-    flags: tuple[str, ...]
-    group: str
-    secret: bool
-    effective: Callable[[Any], Any] | None
-    name: str = ""
+    unset: str = ""
+    commands: tuple[str, ...] = ()
+    command_default: Any = ...  # the field's own
+    flags: tuple[str, ...] = ()
+    group: str = ""
+    secret: bool = False
+    effective: Callable[[Any], Any] | None = None
+    name: str = ""  # the field's, as its default is
     default: Any = None
 
     @property
@@ -195,23 +195,10 @@ class Option:
             raise OptionError(f"{self.name}{found} expected {expected}") from None
 
 
-def option(
-    default: Any,
-    kind: Kind,
-    help: str,
-    *,
-    unset: str = "",
-    commands: tuple[str, ...] = (),
-    command_default: Any = ...,
-    flags: tuple[str, ...] = (),
-    group: str = "",
-    secret: bool = False,
-    effective: Callable[[Any], Any] | None = None,
-) -> Any:
-    """A field of a dataclass of options; see `Option`.  Its default is checked like any other value."""
-    shown = default if command_default is ... else command_default
-    declared = Option(kind, help, unset, commands, shown, flags, group, secret, effective)
-    return field(default=default, metadata={KEY: declared}, repr=not secret)
+def option(default: Any, kind: Kind, help: str, **declared: Any) -> Any:
+    """A field of a dataclass of options; `declared` is what else an `Option` has."""
+    made = Option(kind, help, **declared)
+    return field(default=default, metadata={KEY: made}, repr=not made.secret)
 
 
 def options_of(declaring: Any) -> dict[str, Option]:
@@ -219,9 +206,12 @@ def options_of(declaring: Any) -> dict[str, Option]:
     found = {}
     for item in fields(declaring):
         if KEY in item.metadata:
-            bare: Option = item.metadata[KEY]
-            flags = bare.flags or (f"--{item.name.replace('_', '-')}",)
-            found[item.name] = replace(bare, name=item.name, default=item.default, flags=flags)
+            made: Option = item.metadata[KEY]
+            flags = made.flags or (f"--{item.name.replace('_', '-')}",)
+            shown = item.default if made.command_default is ... else made.command_default
+            found[item.name] = replace(
+                made, name=item.name, default=item.default, flags=flags, command_default=shown
+            )
     return found
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.options_page import page
 from penstock.cli import main
-from penstock.cli.options_page import page
 from penstock.errors import OptionError
 
 ROOT = Path(__file__).parents[2]

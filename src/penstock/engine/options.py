@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionError
 from penstock.experts.policies import POLICIES
@@ -18,6 +18,9 @@ MODES: Final = ("auto", "resident", "mmap", "direct")
 
 RUNNING: Final = ("run", "chat", "serve", "bench")  # commands that run a model
 PLANNING: Final = (*RUNNING, "plan")  # and the one that says how it would be run
+ENGINE: Final[dict[str, Any]] = {"group": "Engine", "commands": PLANNING}
+MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": PLANNING}
+READING: Final[dict[str, Any]] = {"group": "Memory", "commands": RUNNING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +31,12 @@ class EngineOptions:
     in `/props` and, after `make docs`, a line of that table.
     """
 
-    # ── engine ────────────────────────────────────────────────────────────────────────────────────────────────
     device: str = option(
         "auto",
         choice("auto", "cpu", "cuda", "cuda:N", also=r"cuda:\d+"),
         "Where the model runs; auto takes the best there is.  This version has the CPU alone.",
-        group="Engine",
-        commands=PLANNING,
         effective=lambda engine: engine.options.backend,
+        **ENGINE,
     )
     threads: int | None = option(
         None,
@@ -61,20 +62,16 @@ class EngineOptions:
         whole(1),
         "How many are in use at the same time: the plan has memory for one that fills the context and for the others "
         "with an eighth of it.  The server takes --parallel.",
-        group="Engine",
     )
-    max_rewind: int = option(64, whole(0), "Tokens that a session can always step back.", group="Engine")
+    max_rewind: int = option(64, whole(0), "Tokens that a session can always step back.")
     prefill_chunk: int | None = option(
         None,
         whole(1),
         "Most tokens processed at a time.",
         unset="as the plan chooses",
-        group="Engine",
         effective=lambda engine: engine.plan.chunk,
     )
-    kv_dtype: str = option(
-        "f16", choice(*KV_DTYPES), "How attention rows are stored.", group="Engine", commands=PLANNING
-    )
+    kv_dtype: str = option("f16", choice(*KV_DTYPES), "How attention rows are stored.", **ENGINE)
     simulate_low_precision: bool = option(
         False,
         switch(),
@@ -87,78 +84,56 @@ class EngineOptions:
         choice("auto", "off", "mtp", "ngram"),
         "The draft block, which costs memory and a little time: off leaves it out, auto keeps it where the model has "
         "one, mtp demands it.  Commands leave it out unless told, because nothing speculates yet.",
-        group="Engine",
-        commands=PLANNING,
         command_default="off",
         effective=lambda engine: "mtp" if engine.checkpoint.has_mtp else "off",
+        **ENGINE,
     )
     mtp: Path | None = option(
-        None,
-        file(),
-        "A GGUF file with the draft block, if the model's own has none.",
-        unset="the model's own, if it has one",
-        group="Engine",
-        commands=PLANNING,
+        None, file(), "A GGUF file with the draft block.", unset="the model's own, if it has one", **ENGINE
     )
-
-    # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────
     memory: str | int | None = option(
         None,
         size("auto"),
         "What the process may take, such as 8GiB; auto: what is safe now; none: no limit.",
         unset="no limit",
-        group="Memory",
-        commands=PLANNING,
         command_default="auto",
         effective=lambda engine: engine.plan.budget,
+        **MEMORY,
     )
     vram: str | int | None = option(
         None,
         size(),
         "What the process may take of a GPU's memory.  An error where the model runs on the CPU.",
         unset="what is free",
-        group="Memory",
-        commands=PLANNING,
+        **MEMORY,
     )
     streaming: str = option(
         "auto",
         choice(*MODES),
         "mmap: the system pages the file in and out; direct: experts, and if need be all weights, are read when "
         "needed; resident: read and kept; auto: by what fits.",
-        group="Memory",
-        commands=PLANNING,
         effective=lambda engine: engine.plan.mode,
+        **MEMORY,
     )
     policy: str = option(
         "auto",
         choice("auto", *POLICIES),
         "Which experts leave memory first.",
-        group="Memory",
-        commands=RUNNING,
         effective=lambda engine: engine.stats().get("policy", engine.options.policy),
+        **READING,
     )
     prefetch: str = option(
-        "auto",
-        choice("auto", "off"),
-        "Read experts ahead that the next layer will probably want.",
-        group="Memory",
-        commands=RUNNING,
+        "auto", choice("auto", "off"), "Read experts ahead that the next layer will probably want.", **READING
     )
     pack: Path | str | None = option(
         "auto",
         file("auto"),
         "A file from which each expert is one read (penstock pack); auto: MODEL.pack, if it is there and fits.",
         unset="never",
-        group="Memory",
-        commands=RUNNING,
+        **READING,
     )
     trace: Path | None = option(
-        None,
-        file(),
-        "Record to this file which experts are asked for.",
-        unset="nowhere",
-        group="Memory",
-        commands=RUNNING,
+        None, file(), "Record to this file which experts are asked for.", unset="nowhere", **READING
     )
 
     def __post_init__(self) -> None:
