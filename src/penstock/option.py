@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -201,16 +202,23 @@ def option(default: Any, kind: Kind, help: str, **declared: Any) -> Any:
     return field(default=default, metadata={KEY: made}, repr=not made.secret)
 
 
-def options_of(declaring: Any) -> dict[str, Option]:
+def options_of(declaring: Any) -> Mapping[str, Option]:
     """The options that a dataclass, or an instance of one, declares, by name and in order."""
+    return _declared(declaring if isinstance(declaring, type) else type(declaring))
+
+
+@cache
+def _declared(declaring: Any) -> Mapping[str, Option]:
     found = {}
     for item in fields(declaring):
         if KEY in item.metadata:
             made: Option = item.metadata[KEY]
-            flags = made.flags or (f"--{item.name.replace('_', '-')}",)
-            shown = item.default if made.command_default is ... else made.command_default
             found[item.name] = replace(
-                made, name=item.name, default=item.default, flags=flags, command_default=shown
+                made,
+                name=item.name,
+                default=item.default,
+                flags=made.flags or (f"--{item.name.replace('_', '-')}",),
+                command_default=item.default if made.command_default is ... else made.command_default,
             )
     return found
 
