@@ -76,10 +76,11 @@ def seconds() -> Kind:
 
 
 def choice(*values: str, also: str = "") -> Kind:
-    """One of a few words.  The last of them may stand for all that the pattern `also` matches, as cuda:N does."""
+    """One of a few words.  With a pattern `also`, the last stands for all that it matches, as cuda:N does."""
+    words = values[:-1] if also else values
 
     def good(value: Any) -> bool:
-        return isinstance(value, str) and (value in values or bool(also and re.fullmatch(also, value)))
+        return isinstance(value, str) and (value in words or bool(also and re.fullmatch(also, value)))
 
     return Kind(f"one of {', '.join(values)}", _kept_if(good), metavar="|".join(values))
 

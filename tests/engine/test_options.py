@@ -35,6 +35,7 @@ def test_the_signature_lists_every_option() -> None:
         ({"thread": 2}, "there is no option 'thread'; did you mean 'threads'?"),
         ({"zzz": 2}, "there is no option 'zzz'; there are device, threads"),
         ({"device": "tpu"}, "device is 'tpu', expected one of auto, cpu, cuda, cuda:N"),
+        ({"device": "cuda:N"}, "device is 'cuda:N', expected one of auto, cpu, cuda, cuda:N"),
         ({"device": "cuda:x"}, "device is 'cuda:x', expected one of auto, cpu, cuda, cuda:N"),
         ({"device": "cuda:1"}, "device is 'cuda:1': this version has no CUDA backend, expected auto or cpu"),
         ({"vram": "8GiB"}, "vram is 8589934592, but the model runs on the CPU: no GPU is used"),
