@@ -124,7 +124,10 @@ class Step:
 
     def chain(self) -> None:
         for kernel in (self.q_a, self.q_b, self.out_a, self.out_b, self.shared, self.gate_up, self.down):
-            kernel.launch()
+            kernel.launch(OVERLAP)
+
+
+OVERLAP = True
 
 
 def main() -> None:
@@ -133,7 +136,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=43)
     parser.add_argument("--tune", default="", help="ring stages, e.g. dense=3,up=2")
     parser.add_argument("--only", default="")
+    parser.add_argument("--serial", action="store_true", help="no overlap between kernels")
     options = parser.parse_args()
+    global OVERLAP
+    OVERLAP = not options.serial
     torch.manual_seed(0)
     layers = [Layer(i) for i in range(options.layers)]
     head = random_packed(types.Q8_0, VOCABULARY, HIDDEN)
@@ -154,18 +160,18 @@ def report(layers: list[Layer], head: Packed, rows: int, tune: dict[str, int], o
     works: dict[str, tuple[int, Callable[[], None]]] = {}
 
     def every(name: str) -> Callable[[], None]:
-        return lambda: [getattr(step, name).launch() for step in steps] and None
+        return lambda: [getattr(step, name).launch(OVERLAP) for step in steps] and None
 
     for name in ("q_a", "q_b", "out_a", "out_b", "shared"):
         works[name] = (sum(getattr(step, name).nbytes for step in steps), every(name))
     works["gate_up"] = (int(n * one.gate_up.nbytes * used), every("gate_up"))
     works["down"] = (int(n * (one.down.nbytes * used + one.shared_down.nbytes)), every("down"))
-    works["head"] = (head.nbytes, last.launch)
+    works["head"] = (head.nbytes, lambda: last.launch(OVERLAP))
 
     def everything() -> None:
         for step in steps:
             step.chain()
-        last.launch()
+        last.launch(OVERLAP)
 
     works["chain"] = (sum(size for size, _ in works.values()), everything)
     print(f"{rows} rows, {n} layers, {tune or 'usual stages'}")

@@ -102,9 +102,8 @@ def test_what_a_model_lacks_is_said(engine: penstock.Engine) -> None:
 
 
 def test_every_error_is_a_penstock_error() -> None:
-    errors = [
-        value for value in vars(penstock).values() if isinstance(value, type) and issubclass(value, Exception)
-    ]
+    public = [getattr(penstock, name) for name in penstock.__all__]
+    errors = [value for value in public if isinstance(value, type) and issubclass(value, Exception)]
     assert len(errors) >= 7
     assert all(issubclass(error, penstock.PenstockError) for error in errors)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.bench.traffic import Part
-from penstock.model.deepseek_v4.model import DeepSeekV4
+from penstock.model.base import Architecture
 
 
 class Stopwatch:
@@ -52,12 +52,12 @@ MODEL_PARTS = (("embedding.run", Part.EMBEDDING), ("logits", Part.HEAD), ("draft
 
 
 @contextmanager
-def watching(model: DeepSeekV4) -> Iterator[Stopwatch]:
+def watching(model: Architecture) -> Iterator[Stopwatch]:
     """While inside, the model's parts are timed.  Afterwards it is as it was."""
     watch = Stopwatch()
     wrapped: set[tuple[int, str]] = set()
     targets: list[tuple[object, str, Part]] = [(model, *target) for target in MODEL_PARTS]
-    targets += [(layer, *target) for layer in model.layers for target in LAYER_PARTS]
+    targets += [(layer, *target) for layer in getattr(model, "layers", ()) for target in LAYER_PARTS]
     undo = []
     try:
         for root, path, part in targets:

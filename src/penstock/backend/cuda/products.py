@@ -129,11 +129,11 @@ def _input_bytes(columns: int, rows: int, forms: int) -> int:
     return planes + (columns // CELL + 1) * 32
 
 
-def _forms(kinds: Sequence[WeightType]) -> int:
+def _forms(kinds: Sequence[WeightType], rows: int) -> int:
     forms = 0
     for kind in kinds:
         forms |= _FORMS.get(kind, 1)
-    return forms
+    return forms if rows <= 4 else forms & ~2  # see `mend` in formats.cuh
 
 
 def _fit(fixed: int, stage: int, warps: int, wanted: int) -> tuple[int, int]:
@@ -191,7 +191,7 @@ class Dense:
         stages: int,
     ) -> None:  # fmt: skip
         matrices = [m for m, _ in parts]
-        first, forms, columns = matrices[0], _forms([m.kind for m in matrices]), matrices[0].cells * CELL
+        first, forms, columns = matrices[0], _forms([m.kind for m in matrices], rows), matrices[0].cells * CELL
         stage = max(min(LAYOUTS[m.kind].cell_bytes, 4352) for m in matrices)  # piece_bytes of formats.cuh
         fixed = 1024 + 2 * 8 * 2 * 4 * _sets(rows) * 16 * 4 + _input_bytes(columns, rows, forms)
         stages, shared = _fit(fixed, stage, 8, stages)
@@ -204,7 +204,7 @@ class Dense:
             return
         by_form: dict[int, list[tuple[Packed, _Segment]]] = {}
         for part in parts:
-            by_form.setdefault(_forms([part[0].kind]), []).append(part)
+            by_form.setdefault(_forms([part[0].kind], rows), []).append(part)
         if len(by_form) > 1:
             for some in by_form.values():
                 self._add(some, inputs, output if some[0] is parts[0] else _DigitOutput(), rows, limit, 2)
@@ -270,10 +270,12 @@ class GateUp:
         norm: torch.Tensor | None = None, eps: float = 0.0, limit: float = 10.0, stages: int = 3, blocks: int = BLOCKS,
     ):  # fmt: skip
         kind, columns = weights.kind, weights.cells * CELL
-        forms, stage = _forms([kind]), 2 * LAYOUTS[kind].cell_bytes
+        forms, stage = _forms([kind], rows), 2 * LAYOUTS[kind].cell_bytes
         fixed = 1024 + _CHOSEN + 2 * 16 * 2 * 4 * _sets(rows) * 16 * 4 + _input_bytes(columns, rows, forms)
         fixed += _GRID if kind is types.IQ2_XXS else 0
         stages, shared = _fit(fixed, stage, 16, stages)
+        if not stages:
+            raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
         grid = iq2_xxs_grid()
         self._argument = _GateUp(
             _address(weights.data), _address(grid), router.argument(), _inputs(x, norm, eps, weights.columns),

@@ -55,6 +55,15 @@ struct PlaneInputs {
     }
 };
 
+// Adds the inputs under a mask of 0xff bytes, which is −1 times the mask's numbers.  Few rows read their inputs negated, which
+// costs least; many have no room for a second copy and clear the masks to 1.
+template <int SETS, class Source>
+PS_DEVICE void mend(int (&c)[4], const u32 (&mask)[4], const Source& x, int set, int step) {
+    if (SETS == 1) return mma_bytes(c, mask, x.negative(set, step));
+    const u32 ones[4] = {mask[0] & 0x01010101, mask[1] & 0x01010101, mask[2] & 0x01010101, mask[3] & 0x01010101};
+    mma_bytes(c, ones, x.step(set, step));
+}
+
 PS_DEVICE int join(int high, int low) { return high * 255 + low; }
 
 // scale[s]: of input row 4 s + t in this cell.  Each adds its cell to `sums`.
@@ -116,7 +125,7 @@ PS_DEVICE void cell_iq2_xxs(const char* cell, const char* grid, int lane, const 
         for (int s = 0; s < SETS; s++) {
             int c[4] = {};
             mma_bytes(c, a, x.step(s, i));
-            mma_bytes(c, mask, x.negative(s, i));
+            mend<SETS>(c, mask, x, s, i);
             total[s][0] += c[0] * f0, total[s][1] += c[1] * f0;
             total[s][2] += c[2] * f1, total[s][3] += c[3] * f1;
         }
@@ -228,7 +237,7 @@ PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const flo
         for (int s = 0; s < SETS; s++) {
             int c[4] = {};
             mma_bytes(c, a, x.step(s, i));
-            mma_bytes(c, mask, x.negative(s, i));
+            mend<SETS>(c, mask, x, s, i);
             v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
             v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
         }
