@@ -25,7 +25,7 @@ from penstock.kernels.cpu import parallel
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import KV_DTYPES, SequenceMemory, StateLayout
 from penstock.model.model import DeepSeekV4
-from penstock.option import make, takes
+from penstock.option import takes
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
@@ -50,7 +50,7 @@ class Engine:
         load: bool = True,
         **options: Any,
     ):
-        self.options = chosen = make(EngineOptions, options)
+        self.options = chosen = EngineOptions.make(**options)
         self.checkpoint: Checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
         self.config: ModelConfig = self.checkpoint.config
         if chosen.context is not None and chosen.context > self.config.context_length:
