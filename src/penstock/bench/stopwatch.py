@@ -14,10 +14,10 @@ class Stopwatch:
     """Adds up the time of wrapped functions.  A part does not count what a part inside it takes.
 
     >>> watch = Stopwatch()
-    >>> inner = watch.wrap(Part.ROUTED, lambda: time.sleep(0.01))
-    >>> outer = watch.wrap(Part.SHARED, lambda: inner())
+    >>> inner = watch.wrap(Part.ROUTER, lambda: time.sleep(0.01))
+    >>> outer = watch.wrap(Part.EXPERTS, lambda: inner())
     >>> outer()
-    >>> watch.seconds[Part.ROUTED] > watch.seconds[Part.SHARED]
+    >>> watch.seconds[Part.ROUTER] > watch.seconds[Part.EXPERTS]
     True
     """
 
@@ -46,7 +46,7 @@ LAYER_PARTS = (
     ("experts_hyper.leave", Part.MIXING),
     ("attention.run", Part.ATTENTION),
     ("router.run", Part.ROUTER),
-    ("mixture", Part.ROUTED),  # less the router, which runs inside it
+    ("mixture", Part.EXPERTS),  # less the router, which runs inside it
 )
 MODEL_PARTS = (("embedding.run", Part.EMBEDDING), ("logits", Part.HEAD), ("draft.follow", Part.DRAFT))
 

@@ -21,7 +21,7 @@ from penstock.engine.steps import Generation, Step
 from penstock.errors import OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
-from penstock.option import make, takes
+from penstock.option import takes
 from penstock.storage.heat import ExpertMap
 from penstock.storage.plan import Plan
 from penstock.storage.storage import Storage
@@ -49,7 +49,7 @@ class Engine:
         load: bool = True,
         **options: Any,
     ):
-        self.options = chosen = make(EngineOptions, options)
+        self.options = chosen = EngineOptions.make(**options)
         self.checkpoint: Checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
         self.config: ModelConfig = self.checkpoint.config
         if chosen.context is not None and chosen.context > self.config.context_length:

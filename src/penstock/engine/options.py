@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionError
 from penstock.machine.cpu import read_cpu
-from penstock.option import check, choice, file, option, size, switch, whole
+from penstock.option import check, choice, file, make, option, size, switch, whole
 from penstock.storage.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -150,6 +150,11 @@ class EngineOptions:
             raise OptionError(
                 f"mtp is {str(self.mtp)!r}, but draft is 'off', which leaves the draft block out"
             )
+
+    @classmethod
+    def make(cls, **options: Any) -> "EngineOptions":
+        """As `Engine` takes them: a name that there is not is an error that names the closest one."""
+        return make(cls, options)
 
     @property
     def backend(self) -> str:

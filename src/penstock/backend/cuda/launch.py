@@ -90,9 +90,8 @@ class Kernel:
         self._function = function
         if shared > 48 * 1024:  # above this a kernel has to ask
             attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(
-                _driver().cuFuncSetAttribute(function, attribute, shared), f"{name}: {shared} shared bytes"
-            )
+            # The most there is: others launch the same function, and this call must not lower what they need.
+            _check(_driver().cuFuncSetAttribute(function, attribute, SHARED_LIMIT), f"{name}: shared memory")
 
     def launch(
         self, grid: int | tuple[int, int], block: int, args: Sequence[Argument], overlap: bool = True

@@ -137,8 +137,8 @@ class DeepSeekV4(Architecture):
         assert self.draft is not None
         self.dense.enter(DRAFT)
         streams = self.draft.forward(slot, position, token)
-        self.dense.leave(DRAFT)
         logits = self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())
+        self.dense.leave(DRAFT)
         return logits.reshape(-1)
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
