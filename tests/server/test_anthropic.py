@@ -17,10 +17,10 @@ from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.engine.stops import StopStrings
 from penstock.errors import PenstockError
-from penstock.server.anthropic import PING, Answer, messages
-from penstock.server.anthropic_models import CountRequest, MessagesRequest
-from penstock.server.service import Service, Token, Usage
-from penstock.server.sse import EventStream
+from penstock.server.api.anthropic import PING, Answer, CountRequest, MessagesRequest, messages
+from penstock.server.http.streams import EventStream
+from penstock.server.service import Service, Token
+from penstock.server.usage import Usage
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]

@@ -21,13 +21,13 @@ from starlette.testclient import TestClient
 from penstock.engine.engine import Engine
 from penstock.experts.heat import ExpertMap
 from penstock.pocket import pocket_path
-from penstock.server import dashboard
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
+from penstock.server.observe import dashboard
+from penstock.server.observe.metrics import Totals
 from penstock.server.service import Service
-from penstock.server.settings import Settings
-from penstock.server.state_series import Totals
 
-FOLDER = Path(str(resources.files("penstock.server") / "dashboard"))
+FOLDER = Path(str(resources.files("penstock.server.observe") / "static"))
 FILES = sorted(path.name for path in FOLDER.iterdir())
 PAGE = (FOLDER / "index.html").read_text()
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 20}

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 from penstock.engine.engine import Engine
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 from tests.server.test_dashboard import serving, small_engine
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

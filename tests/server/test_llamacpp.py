@@ -12,9 +12,9 @@ from penstock.engine.requests import Request, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 PARALLEL = 2
 

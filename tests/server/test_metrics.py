@@ -19,9 +19,10 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
 from penstock.errors import ContextLengthError
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
-from penstock.server.service import Service, Usage
-from penstock.server.settings import Settings
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
+from penstock.server.service import Service
+from penstock.server.usage import Usage
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)

@@ -11,9 +11,9 @@ from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCa
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.errors import PenstockError
-from penstock.server.responses_events import Progress
-from penstock.server.responses_models import ResponsesRequest
-from penstock.server.service import Service, Usage
+from penstock.server.api.openai_responses import Progress, ResponsesRequest
+from penstock.server.service import Service
+from penstock.server.usage import Usage
 
 FRANCE = "What is the capital of France?"
 WEATHER = "What is the weather in Paris?"

@@ -3,9 +3,12 @@
 import asyncio
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -28,9 +31,11 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.session_pool import SessionPool
 from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step
-from penstock.server.errors import ApiError
-from penstock.server.post import Post
-from penstock.server.settings import Settings
+from penstock.server.http.errors import ApiError
+from penstock.server.http.settings import Settings
+from penstock.server.usage import Usage
+
+T = TypeVar("T")
 
 
 def service_of(request: HttpRequest) -> "Service":
@@ -42,19 +47,6 @@ def service_of(request: HttpRequest) -> "Service":
 def new_id(prefix: str) -> str:
     """Unguessable."""
     return f"{prefix}{uuid.uuid4().hex}"
-
-
-@dataclass(slots=True)
-class Usage:
-    """Counted while a request runs."""
-
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    reasoning: int = 0
-    begun: float = field(default_factory=time.monotonic)
-    first: float | None = None  # when the first token was there
-    ended: float | None = None
 
 
 # Told of a prompt when it comes; what it returns is told what happens to it, `Failed` also if it is refused.
@@ -87,7 +79,7 @@ class Service:
         self.replay = Replay(engine.fingerprint, engine.config.vocab_size, remembered)
         self.created = int(time.time())
         self.observers: list[Observer] = []
-        self._last_post: Post[Update] | None = None
+        self._last_dispatch: LoopDispatch | None = None
 
     @property
     def state(self) -> str:
@@ -139,7 +131,7 @@ class Service:
         client that goes away does, ends the request before its next step.  shared, stable, constraint: see
         `Request`."""
         updates: asyncio.Queue[Update] = asyncio.Queue()
-        tell = partial(self._post().send, updates.put_nowait)
+        tell = partial(self._dispatch().send, updates.put_nowait)
 
         limit = min(max_tokens, self.settings.max_tokens)
         request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint)
@@ -176,12 +168,12 @@ class Service:
             request.cancel()
             usage.ended = time.monotonic()
 
-    def _post(self) -> Post[Update]:
+    def _dispatch(self) -> "LoopDispatch":
         """The way to the loop that runs now."""
         loop = asyncio.get_running_loop()
-        if self._last_post is None or self._last_post.loop is not loop:
-            self._last_post = Post(loop)
-        return self._last_post
+        if self._last_dispatch is None or self._last_dispatch.loop is not loop:
+            self._last_dispatch = LoopDispatch(loop)
+        return self._last_dispatch
 
     def _timer(self, usage: Usage, tell: Follower) -> asyncio.TimerHandle | None:
         """Ends a request that takes longer than one may."""
@@ -244,3 +236,29 @@ class Service:
                 yield token
         finally:
             await stream.aclose()
+
+
+class LoopDispatch:
+    """Calls functions on an event loop for another thread, many at a time: a step has something for every request,
+    and waking the loop for each of them would cost more than the step's own work around the model."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.loop = loop
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._scheduled = False
+
+    def send(self, function: Callable[[T], None], update: T) -> None:
+        """From any thread."""
+        self._calls.append((function, update))
+        if not self._scheduled:
+            self._scheduled = True
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self.loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = (
+            False  # first: what is sent from now on wakes the loop again, what was sent before is here
+        )
+        while self._calls:
+            function, update = self._calls.popleft()
+            function(update)
