@@ -5,25 +5,15 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
-from penstock.chat.events import Done, Event, TextDelta, ToolCallStarted
-from penstock.chat.grammar import hold, is_held
-from penstock.chat.markers import END_THINK
-from penstock.chat.messages import Conversation
-from penstock.chat.parse import Parser
-from penstock.chat.pieces import Encoded, Prompt
-from penstock.chat.remembered import Remembered
-from penstock.chat.render import render
-from penstock.chat.replay import Replay
-from penstock.chat.token_parser import TokenParser
-from penstock.chat.turn import Turn
-from penstock.engine.constraint import Constraint, Constraints
+from penstock.chat.driver import ChatDriver, Reply, Token, format_of
+from penstock.chat.replay import LruStore, Replay
+from penstock.engine.constraint import Constraint
 from penstock.engine.engine import Engine
 from penstock.engine.requests import Failed, Reading, Request, Update
 from penstock.engine.sampling import Sampling
@@ -54,16 +44,6 @@ Follower = Callable[[Update], None]
 Observer = Callable[[Sequence[int], Usage], Follower]
 
 
-@dataclass(slots=True)
-class Token:
-    """One sampled token and what it means for the conversation.  `reasoning`: it is part of the model's thoughts, or
-    what ends them."""
-
-    step: Step
-    events: list[Event]
-    reasoning: bool = False
-
-
 class Service:
     """One engine for all clients."""
 
@@ -75,8 +55,10 @@ class Service:
             pool = SessionPool(engine, shelf=shelf)
             scheduler = Scheduler(engine, settings.parallel, settings.queue, pool, settings.park_after)
         self.scheduler = scheduler
-        remembered = Remembered(None if folder is None else folder / "said.sqlite")
-        self.replay = Replay(engine.fingerprint, engine.config.vocab_size, remembered)
+        store = LruStore(None if folder is None else folder / "said.sqlite")
+        format = format_of(engine)
+        replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
+        self.driver = ChatDriver(engine, replay, format)
         self.created = int(time.time())
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
@@ -93,12 +75,6 @@ class Service:
             return "waking" if self.engine.loading is not None else "parked"
         return "ready"
 
-    @cached_property
-    def constraints(self) -> Constraints:
-        """What answers are held to a form with."""
-        tokenizer = self.engine.tokenizer
-        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids})
-
     def start(self) -> None:
         self.scheduler.start()
 
@@ -111,11 +87,6 @@ class Service:
                 pool.save()
                 pool.shelf.close()
             self.engine.close()
-
-    def encode(self, conversation: Conversation, **rendering: bool) -> tuple[Prompt, Encoded]:
-        """The prompt for an answer, what was said before in the tokens that it was said with."""
-        prompt = render(self.replay.with_calls(conversation), **rendering)
-        return prompt, prompt.encode(self.engine.tokenizer, self.replay.recall)
 
     async def complete(
         self,
@@ -183,59 +154,21 @@ class Service:
         error = ApiError(504, f"the request took more than {timeout:g} seconds", code="timeout")
         return loop.call_later(usage.begun + timeout - time.monotonic(), tell, Failed(error))
 
-    async def _held(
-        self, conversation: Conversation, prompt: Prompt, force_call: bool = False, **rendering: bool
-    ) -> Constraint | None:
-        """What holds the answer to its form.  A grammar may take a while to compile, and the first one a second."""
-        if not is_held(conversation):
-            return None
-        last = conversation.messages[-1]
-        begun = (last.content or last.reasoning or "") if rendering.get("continue_final") else ""
-        how = {"thinking": prompt.thinking, "force_call": force_call}
-        return await asyncio.to_thread(hold, self.constraints, conversation, **how, begun=begun)
-
-    async def chat(
-        self, conversation: Conversation, max_tokens: int, sampling: Sampling, usage: Usage, **rendering: bool
-    ) -> AsyncGenerator[Reading | Token, None]:
-        """An assistant's turn, token by token; the last one's events end with `Done`.  rendering: see `render`."""
-        prompt, encoded = self.encode(conversation, **rendering)
-        # Stop strings end an answer.  In reasoning and tool calls they mean nothing, so they are for the parser.
-        words = Parser(
-            thinking=prompt.thinking,
-            tools=bool(conversation.tools),
-            stop=sampling.stop,
-            forced=rendering.get("force_call", False),
-            continuing=rendering.get("continue_final", False),
-        )
-        parser = TokenParser(self.engine.tokenizer, words)
-        held = await self._held(conversation, prompt, **rendering)
-        reasons, end = prompt.thinking, self.engine.tokenizer.token_id(END_THINK)
-        turn = Turn(thinking=prompt.thinking)
-        stream = self.complete(
-            encoded.ids, max_tokens, replace(sampling, stop=()), usage, encoded.shared, encoded.stable, held
-        )
-        try:
+    async def run(self, reply: Reply, max_tokens: int, usage: Usage) -> AsyncGenerator[Reading | Token, None]:
+        """An assistant's turn, token by token; the last one's events end with `Done`."""
+        constraint = await asyncio.to_thread(reply.constraint) if reply.constrained else None
+        ids, shared, stable, _ = reply.prompt
+        stream = self.complete(ids, max_tokens, reply.sampling, usage, shared, stable, constraint)
+        async with aclosing(stream):
             async for update in stream:
                 if isinstance(update, Reading):
                     yield update
                     continue
-                events = parser.push(update.token)
-                token = Token(update, events, reasons)
-                usage.reasoning += reasons
-                answers = any(isinstance(event, TextDelta | ToolCallStarted) for event in events)
-                reasons = reasons and update.token != end and not answers
-                if update.finish_reason is not None or parser.finished:
-                    reason = "stop" if parser.finished else update.finish_reason or "stop"
-                    events += parser.finish(reason)
-                turn.add(events)
-                if events and isinstance(events[-1], Done):
-                    if not rendering.get("continue_final") and not sampling.stop:
-                        self.replay.remember(encoded, turn.message(), parser.tokens)
-                    yield token
-                    return
+                token = reply.push(update)
+                usage.reasoning += token.reasoning
                 yield token
-        finally:
-            await stream.aclose()
+                if reply.finished:
+                    return
 
 
 class LoopDispatch:

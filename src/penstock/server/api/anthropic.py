@@ -13,12 +13,11 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from penstock.chat.driver import Token
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.chat.tool_text import to_json
 from penstock.engine.requests import Reading
 from penstock.engine.sampling import Sampling
-from penstock.engine.stops import StopStrings
 from penstock.server.api.fields import (
     ALIASES,
     Body,
@@ -32,7 +31,7 @@ from penstock.server.api.fields import (
 )
 from penstock.server.http.errors import ApiError, anthropic_envelope
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
-from penstock.server.service import Token, new_id, service_of
+from penstock.server.service import new_id, service_of
 from penstock.server.usage import Usage
 
 SIGNATURE: Final = "penstock"  # clients expect one; reasoning that comes back is text like any other
@@ -166,11 +165,11 @@ class MessagesRequest(CountRequest):
     top_k: int | None = Field(None, ge=0, lt=1 << 31)
 
     def sampling(self) -> Sampling:
-        """Without the stop sequences, which end the answer but neither reasoning nor calls."""
         if not all(self.stop_sequences or []):
             raise refusal("stop_sequences", "one of them is empty")
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        known = {name: value for name, value in given.items() if value is not None}
+        return Sampling(stop=tuple(self.stop_sequences or ()), **known)  # type: ignore[arg-type]
 
 
 def _messages(turn: Turn, field: str) -> list[Message]:
@@ -202,7 +201,7 @@ def _assistant(turn: Turn, field: str) -> Message:
             case Reasoning():
                 reasoning.append(block.thinking)
             case ToolUse():
-                calls.append(ToolCall(call_id(block.id), block.name, to_json(block.input)))
+                calls.append(ToolCall(call_id(block.id), block.name, json.dumps(block.input)))
             case ToolResult():
                 raise refusal(
                     f"{field}.content.{number}", "a tool_result block is out of place in role assistant"
@@ -236,8 +235,9 @@ def tool_use_id(call_id: str) -> str:
 async def messages(body: MessagesRequest, request: Request) -> Response:
     service = service_of(request)
     usage = Usage()
-    turn = service.chat(body.conversation(), body.max_tokens, body.sampling(), usage, **body.rendering())
-    answer = Answer(service.settings.name, body.stop_sequences or [], usage)
+    reply = service.driver.reply(body.conversation(), body.sampling(), **body.rendering())
+    turn = service.run(reply, body.max_tokens, usage)
+    answer = Answer(service.settings.name, usage)
     if body.stream:
         return await EventStream.open(_lines(answer, turn), service.settings.ping, _failure, PING)
     return json_reply(await unless_disconnected(request, _whole(answer, turn)))
@@ -246,18 +246,18 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=None)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     service = service_of(request)
-    _, prompt = service.encode(body.conversation(), **body.rendering())
-    return json_reply({"input_tokens": len(prompt.ids)})
+    reply = service.driver.reply(body.conversation(), None, **body.rendering())
+    return json_reply({"input_tokens": len(reply.prompt.ids)})
 
 
 class Answer:
     """The message that a turn becomes, block by block: as events of a stream, and as a whole."""
 
-    def __init__(self, model: str, stop_sequences: list[str], usage: Usage):
+    def __init__(self, model: str, usage: Usage):
         self.id, self.model, self.usage = new_id("msg_"), model, usage
         self.content: list[dict[str, Any]] = []
         self.stop_reason: str | None = None
-        self._stops = StopStrings(stop_sequences)
+        self.stop_sequence: str | None = None
         self._open = ""  # the type of the last block, while there may be more of it
         self._texts: list[str] = []  # what it has so far
 
@@ -269,7 +269,7 @@ class Answer:
             "model": self.model,
             "content": self.content,
             "stop_reason": self.stop_reason,
-            "stop_sequence": self._stops.found,
+            "stop_sequence": self.stop_sequence,
             "usage": self._usage(),
         }
 
@@ -280,10 +280,10 @@ class Answer:
         """The events that follow from an update."""
         if isinstance(update, Reading):
             return []
-        return [made for event in update.events if self.stop_reason is None for made in self._read(event)]
+        return [made for event in update.events for made in self._read(event)]
 
     def end(self) -> list[dict[str, Any]]:
-        delta = {"stop_reason": self.stop_reason, "stop_sequence": self._stops.found}
+        delta = {"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence}
         return [
             {"type": "message_delta", "delta": delta, "usage": self._usage()},
             {"type": "message_stop"},
@@ -302,17 +302,13 @@ class Answer:
             case ReasoningDelta(text):
                 yield from self._more("thinking", text)
             case TextDelta(text):
-                yield from self._more("text", self._stops.push(text))
-                if self._stops.found is not None:
-                    yield from self._close()
-                    self.stop_reason = "stop_sequence"
+                yield from self._more("text", text)
             case ToolCallFinished(_, call):
-                yield from self._more("text", self._stops.finish())
                 yield from self._call(call)
-            case Done(reason):
-                yield from self._more("text", self._stops.finish())
+            case Done(reason, stop_string):
                 yield from self._close()
-                self.stop_reason = STOP_REASONS[reason]
+                self.stop_sequence = stop_string
+                self.stop_reason = STOP_REASONS[reason] if stop_string is None else "stop_sequence"
             case _:
                 pass  # a call has begun: see above
 
@@ -367,8 +363,6 @@ async def _lines(answer: Answer, turn: AsyncGenerator[Reading | Token, None]) ->
                 begun = True
             for event in answer.take(update):
                 yield named_event(event)
-            if answer.stop_reason is not None:
-                break
         for event in answer.end():
             yield named_event(event)
 
@@ -377,8 +371,6 @@ async def _whole(answer: Answer, turn: AsyncGenerator[Reading | Token, None]) ->
     async with aclosing(turn):
         async for update in turn:
             answer.take(update)
-            if answer.stop_reason is not None:
-                break
     return answer.message()
 
 

@@ -22,7 +22,6 @@ from penstock.tokenizer import Tokenizer
 
 PARKING: Final = 10.0  # seconds that a client who asks for it waits
 SLOT_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-CHAT_FORMAT: Final = "deepseek-v4 (built in)"  # prompts are not made from a template that a client could run
 CHAT_ABILITIES: Final = {
     "supports_string_content": True,
     "supports_typed_content": True,
@@ -59,7 +58,7 @@ def properties(request: Request) -> dict[str, Any]:
         "total_slots": service.settings.parallel,
         "model_alias": service.settings.name,
         "model_path": str(engine.checkpoint.path),
-        "chat_template": CHAT_FORMAT,
+        "chat_template": f"{service.driver.format.name} (built in)",  # no template that a client could run
         "chat_template_caps": CHAT_ABILITIES,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"penstock-{__version__}",
@@ -284,5 +283,5 @@ def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
 def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
-    prompt, _ = service_of(request).encode(body.conversation(), force_call=body.forces_call)
-    return {"prompt": prompt.text}
+    reply = service_of(request).driver.reply(body.conversation(), force_call=body.forces_call)
+    return {"prompt": reply.text}

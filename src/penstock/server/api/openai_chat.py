@@ -3,13 +3,13 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.chat.driver import Token
 from penstock.chat.events import (
     ArgumentsDelta,
     Done,
@@ -19,15 +19,13 @@ from penstock.chat.events import (
     ToolCallStarted,
     coalesced,
 )
-from penstock.chat.markers import END_THINK
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.chat.turn import Turn
 from penstock.engine.requests import Reading
 from penstock.engine.steps import Step
 from penstock.server.api.fields import ALIASES, EFFORTS, SamplingFields, refusal
 from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
 from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
-from penstock.server.service import Service, Token, new_id, service_of
+from penstock.server.service import Service, new_id, service_of
 from penstock.server.usage import Usage, combined, timings
 from penstock.tokenizer import Tokenizer
 
@@ -195,19 +193,16 @@ class Choice:
 
     def __init__(self, service: Service, body: ChatRequest, conversation: Conversation, number: int):
         self.usage = Usage()
-        self.thinks = conversation.thinking is not Thinking.OFF and not body.forces_call
-        self._service, self._body, self._conversation = service, body, conversation
+        self._service, self._body = service, body
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
-        self._sampling = replace(body.sampling(number, top_logprobs=alternatives), stop=body.stops)
+        sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
+        self.reply = service.driver.reply(conversation, sampling, force_call=body.forces_call)
         self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
 
     async def run(self) -> AsyncGenerator[Reading | Token, None]:
         """What happens."""
-        service, body = self._service, self._body
-        limit = service.settings.max_tokens if body.limit is None else body.limit
-        stream = service.chat(
-            self._conversation, limit, self._sampling, self.usage, force_call=body.forces_call
-        )
+        limit = self._service.settings.max_tokens if self._body.limit is None else self._body.limit
+        stream = self._service.run(self.reply, limit, self.usage)
         async with aclosing(stream):
             async for update in stream:
                 if isinstance(update, Token):
@@ -222,13 +217,9 @@ class Choice:
         return {"content": [], **new}
 
     def _note(self, token: Token) -> None:
-        if not self._body.logprobs:
-            return
-        tokenizer, step = self._service.engine.tokenizer, token.step
-        ends_reasoning = token.reasoning and step.token == tokenizer.token_id(END_THINK)
-        if not ends_reasoning and step.token not in tokenizer.eos_ids:
+        if self._body.logprobs and not token.marker:
             part = self._new.setdefault("reasoning_content" if token.reasoning else "content", [])
-            part.append(_logprob_object(tokenizer, step))
+            part.append(_logprob_object(self._service.engine.tokenizer, token.step))
 
 
 def message_object(message: Message) -> dict[str, Any]:
@@ -289,22 +280,20 @@ class _Answer:
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
 
     async def whole(self) -> dict[str, Any]:
-        turns = [Turn(thinking=choice.thinks) for choice in self._choices]
         async with aclosing(self._updates()) as updates:
-            async for index, update in updates:
-                if isinstance(update, Token):
-                    turns[index].add(update.events)
+            async for _ in updates:
+                pass
         usage = combined([choice.usage for choice in self._choices])
         return {
             **self._head("chat.completion"),
             "choices": [
                 {
                     "index": index,
-                    "message": message_object(turn.message()),
+                    "message": message_object(choice.reply.message()),
                     "logprobs": choice.logprobs(),
-                    "finish_reason": turn.finish_reason,
+                    "finish_reason": choice.reply.turn.finish_reason,
                 }
-                for index, (turn, choice) in enumerate(zip(turns, self._choices, strict=True))
+                for index, choice in enumerate(self._choices)
             ],
             "usage": usage_object([usage]),
             "timings": timings(usage),

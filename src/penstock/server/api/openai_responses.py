@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, JsonValue
 
+from penstock.chat.driver import Token
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.requests import Reading
@@ -30,7 +31,7 @@ from penstock.server.api.fields import (
 )
 from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
-from penstock.server.service import Token, new_id, service_of
+from penstock.server.service import new_id, service_of
 from penstock.server.usage import Usage
 
 Json = dict[str, Any]
@@ -440,8 +441,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     settings = service.settings
     usage = Usage()
     limit = body.max_output_tokens or settings.max_tokens
-    conversation, force = body.chat(), body.offer().force
-    turn = service.chat(conversation, limit, body.sampling(), usage, force_call=force)
+    reply = service.driver.reply(body.chat(), body.sampling(), force_call=body.offer().force)
+    turn = service.run(reply, limit, usage)
     progress = Progress(settings.name, int(time.time()), body.echo(), usage)
     if body.stream:
         return await EventStream.open(

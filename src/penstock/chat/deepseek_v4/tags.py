@@ -7,7 +7,7 @@
 import re
 from typing import Final, NamedTuple
 
-from penstock.chat.markers import DSML
+from penstock.chat.deepseek_v4.markers import DSML
 
 LOST_BAR: Final = DSML[1:]
 _BLOCKS: Final = ("tool_calls", "function_calls")

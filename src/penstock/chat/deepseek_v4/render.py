@@ -8,15 +8,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
-from penstock.chat.effort import effort_prefix
-from penstock.chat.markers import ASSISTANT, BOS, END_THINK, EOS, REMINDER, THINK, USER
+from penstock.chat.deepseek_v4.markers import ASSISTANT, BOS, END_THINK, EOS, REMINDER, THINK, USER
+from penstock.chat.deepseek_v4.tools import call_blocks, forced_call_prefix, to_json, tools_block
 from penstock.chat.messages import Conversation, Message, Role, Thinking
-from penstock.chat.pieces import Piece, Prompt
-from penstock.chat.tool_text import call_blocks, forced_call_prefix, to_json, tools_block
+from penstock.chat.prompt import Piece, Prompt
 from penstock.errors import OptionError
-
-__all__ = ["Piece", "Prompt", "forced_call_prefix", "render"]
 
 _RESPONSE_SCHEMA = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 _JSON_ONLY = (
@@ -26,6 +24,48 @@ _JSON_ONLY = (
 _USER_ROLES = (Role.USER, Role.DEVELOPER, Role.TOOL)
 
 Numbered = tuple[int, Message]
+
+
+class Encoding(StrEnum):
+    """Which release's prompt format (`Conversation.encoding`): they differ in what reasoning efforts mean."""
+
+    APRIL = "april"
+    V0731 = "0731"
+
+
+# What is said to the model about how hard to think, right after BOS.
+_THOROUGH = (
+    "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
+    "You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, "
+    "rigorously stress-testing your logic against all potential paths, edge cases, and adversarial scenarios.\n"
+    "Explicitly write out your entire deliberation process, documenting every intermediate step, considered "
+    "alternative, and rejected hypothesis to ensure absolutely no assumption is left unchecked.\n\n"
+)
+_RELENTLESS = (
+    "Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.\n"
+    "You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: exhaustively decompose "
+    "the problem into its most fundamental components, trace every causal chain to its root, and resolve the "
+    "underlying cause rather than any surface symptom.\n"
+    "Do not stop reasoning until you have independently verified the solution from multiple angles and are certain "
+    "that no assumption remains unchecked and no error remains undiscovered.\n\n"
+)
+
+# The release of 0731 moved every effort down one level: its "high" says what "max" said in April.
+_PREFIXES = {
+    (Encoding.APRIL, Thinking.MAX): _THOROUGH,
+    (Encoding.V0731, Thinking.HIGH): _THOROUGH,
+    (Encoding.V0731, Thinking.MAX): _RELENTLESS,
+}
+
+
+def _effort(conversation: Conversation) -> str:
+    """The text for this effort; empty where the release has none."""
+    try:
+        encoding = Encoding(conversation.encoding or Encoding.APRIL)
+    except ValueError:
+        known = ", ".join(Encoding)
+        raise OptionError(f"encoding is {conversation.encoding!r}, expected one of {known}") from None
+    return _PREFIXES.get((encoding, conversation.thinking), "")
 
 
 def render(
@@ -47,16 +87,23 @@ def render(
         raise OptionError("only a conversation whose last message is the assistant's can be continued")
     if force_call and continue_final:
         raise OptionError("a call cannot be forced while an answer is continued")
-    pieces = [Piece(BOS, special=True)]
-    if conversation.thinking is not Thinking.OFF:
-        pieces.append(Piece(effort_prefix(conversation.encoding, conversation.thinking)))
+    pieces = [Piece(BOS, special=True, place="bos"), Piece(_effort(conversation))]
     pieces += _system(conversation)
     pieces += _turns(conversation, continue_final)
     if generate and not continue_final:
         thinks = conversation.thinking is not Thinking.OFF and not force_call
-        pieces += [Piece(ASSISTANT, special=True), Piece(THINK if thinks else END_THINK, special=True)]
+        pieces += _speaker(thinks)
         pieces += forced_call_prefix() if force_call else ()
-    return Prompt(tuple(piece for piece in pieces if piece.text or piece.ids))
+    kept = tuple(piece for piece in pieces if piece.text or piece.ids)
+    return Prompt(kept, thinking=next((p.text == THINK for p in reversed(kept) if p.special), False))
+
+
+def _speaker(thinks: bool, message: int | None = None) -> tuple[Piece, Piece]:
+    """The markers that give the model the word: to reason first, or to answer."""
+    return (
+        Piece(ASSISTANT, special=True, message=message, place="turn"),
+        Piece(THINK if thinks else END_THINK, special=True, message=message, place="speech"),
+    )
 
 
 def _system(conversation: Conversation) -> Iterator[Piece]:
@@ -90,7 +137,7 @@ def _turns(conversation: Conversation, continue_final: bool) -> Iterator[Piece]:
             yield from _assistant(message, index, thinking and (keeps_all or index > last_user), is_open)
             calls += [call.id for call in message.tool_calls]
         elif message.role is Role.REMINDER:
-            yield Piece(REMINDER, special=True, message=index)
+            yield Piece(REMINDER, special=True, message=index, place="turn")
             yield Piece(message.content, message=index)
         else:
             if thinking and not keeps_all and turn[-1][0] < last_user:
@@ -119,7 +166,7 @@ def _user(turn: Sequence[Numbered], calls: Sequence[str]) -> Iterator[Piece]:
     results.sort(key=lambda numbered: order.get(numbered[1].tool_call_id or "", 0))
     in_order = iter(results)
     for place, (index, message) in enumerate(turn):
-        yield Piece("\n\n") if place else Piece(USER, special=True, message=index)
+        yield Piece("\n\n") if place else Piece(USER, special=True, message=index, place="turn")
         if message.role is Role.TOOL:
             index, message = next(in_order)
             yield Piece(f"<tool_result>{message.content}</tool_result>", message=index)
@@ -128,8 +175,7 @@ def _user(turn: Sequence[Numbered], calls: Sequence[str]) -> Iterator[Piece]:
 
 
 def _assistant(message: Message, index: int, keeps_reasoning: bool, is_open: bool) -> Iterator[Piece]:
-    yield Piece(ASSISTANT, special=True, message=index)
-    yield Piece(THINK if keeps_reasoning else END_THINK, special=True, message=index)
+    yield from _speaker(keeps_reasoning, index)
     body = list(_answer(message, index, keeps_reasoning, is_open))
     as_generated = keeps_reasoning == (message.reasoning is not None)
     if message.sampled is not None and as_generated and not is_open:
@@ -137,7 +183,7 @@ def _assistant(message: Message, index: int, keeps_reasoning: bool, is_open: boo
     else:
         yield from (body if is_open else (replace(piece, said=True) for piece in body))
     if not is_open:
-        yield Piece(EOS, special=True, message=index)
+        yield Piece(EOS, special=True, message=index, place="eos")
 
 
 def said(message: Message) -> tuple[Piece, ...]:
@@ -150,6 +196,6 @@ def _answer(message: Message, index: int, keeps_reasoning: bool, is_open: bool) 
     if keeps_reasoning:
         yield Piece(message.reasoning or "", message=index)
         if not still_reasoning:
-            yield Piece(END_THINK, special=True, message=index)
+            yield Piece(END_THINK, special=True, message=index, place="speech")
     yield Piece(message.content, message=index)
     yield from call_blocks(message.tool_calls, index)

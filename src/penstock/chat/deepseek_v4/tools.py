@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from penstock.chat.markers import DSML, END_THINK, THINK
+from penstock.chat.deepseek_v4.markers import DSML, END_THINK, THINK
 from penstock.chat.messages import ToolCall
-from penstock.chat.pieces import Piece
+from penstock.chat.prompt import Piece
 
 OPEN_BLOCK = f"<{DSML}tool_calls>\n"
 CLOSE_BLOCK = f"</{DSML}tool_calls>"

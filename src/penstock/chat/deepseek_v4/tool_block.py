@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.chat.dsml_tags import MARKED_ENDS, PLAIN_ENDS, Tag, find_first, read_tag
+from penstock.chat.deepseek_v4.tags import MARKED_ENDS, PLAIN_ENDS, Tag, find_first, read_tag
+from penstock.chat.deepseek_v4.tools import to_json
 from penstock.chat.events import ArgumentsDelta, Event, ToolCallFinished, ToolCallStarted
 from penstock.chat.messages import ToolCall
-from penstock.chat.tool_text import to_json
 
 _TAG_END = re.compile(r"[>\n<]")
 

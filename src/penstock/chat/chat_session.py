@@ -1,33 +1,30 @@
-"""A conversation with a model: the messages, and the session that has read them.
+"""A conversation on one engine, turn after turn: the messages, and the session that has read them.
 
 Each turn renders the whole conversation and feeds only what the session has not read yet.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 
+from penstock.chat.driver import ChatDriver
 from penstock.chat.events import Event
 from penstock.chat.messages import Conversation, Message, Role, Thinking
-from penstock.chat.parse import Parser
-from penstock.chat.render import render
 from penstock.chat.saved import conversation_from_json, conversation_to_json
-from penstock.chat.token_parser import TokenParser
-from penstock.chat.turn import Turn
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
+from penstock.engine.session_pool import common_length
 from penstock.errors import ContextLengthError, SnapshotError
 
-_STRIDE = 512  # tokens read between two looks at whether the person wants to stop
+_STRIDE = 512  # prompt tokens read between two looks at whether the person wants to stop
 
 
-class Talk:
-    """One conversation on one engine.  `prompt_tokens` and `fed_tokens`: of the last turn, in all and newly read."""
+class ChatSession:
+    """One conversation.  `prompt_tokens` and `fed_tokens`: of the last turn, in all and newly read."""
 
     def __init__(self, engine: Engine, conversation: Conversation = Conversation(())):
-        self.engine = engine
+        self.engine, self.driver = engine, ChatDriver(engine)
         self.conversation = conversation
         self.prompt_tokens = self.fed_tokens = 0
         self.finish_reason: str | None = None
@@ -61,61 +58,53 @@ class Talk:
         """Answers `text`.  `stopped` is asked between tokens.  An answer that was begun becomes part of the
         conversation, also if it is broken off; if none was, the conversation is as before."""
         asked = replace(self.conversation, messages=(*self.conversation.messages, Message(Role.USER, text)))
-        tokenizer = self.engine.tokenizer
-        prompt = render(asked)
-        ids = prompt.ids(tokenizer)
+        reply = self.driver.reply(asked, sampling)
+        ids = reply.prompt.ids
         if len(ids) >= self.engine.context:
             raise ContextLengthError(
                 f"the conversation has {len(ids):,} tokens, which leaves no room for an answer in the context of "
                 f"{self.engine.context:,}; /reset begins a new one"
             )
-        reader = TokenParser(tokenizer, Parser(thinking=prompt.thinking, tools=bool(asked.tools)))
-        turn = Turn(thinking=prompt.thinking)
         self.finish_reason = None
-        session = self._read(ids, keeps_place=prompt.thinking, stopped=stopped)
+        session = self._read(ids, keeps_place=reply.thinking, stopped=stopped)
         if session is None:
             return
-        reason = "length"  # also of an answer that is broken off
         try:
-            for step in self.engine.generate(ids[session.position :], max_tokens, sampling, session):
-                events = reader.push(step.token)
-                turn.add(events)
-                yield from events
-                if reader.finished or stopped():
-                    reason = "stop" if reader.finished else "length"
+            for step in self.engine.generate(ids[session.position :], max_tokens, reply.sampling, session):
+                yield from reply.push(step).events
+                if reply.finished or stopped():
                     break
         finally:
-            rest = reader.finish(reason)
-            turn.add(rest)
-            self.finish_reason = turn.finish_reason
-            if reader.tokens:
+            rest = reply.finish()
+            self.finish_reason = reply.turn.finish_reason
+            if reply.tokens:
                 # Reasoning that was broken off has no end to repeat; it is rendered from text, without it.
-                whole = not prompt.thinking or bool(turn.content)
-                answer = turn.message(reader.tokens if whole else None)
+                whole = not reply.thinking or bool(reply.turn.content)
+                answer = reply.message(reply.tokens if whole else None)
                 self.conversation = replace(asked, messages=(*asked.messages, answer))
         yield from rest
 
     def _read(self, ids: Sequence[int], keeps_place: bool, stopped: Callable[[], bool]) -> Session | None:
-        """A session that has read all but the last token of `ids`; None if stopped on the way."""
+        """A session that has read most of `ids`, and if its place is to be kept all but the last; None if stopped on
+        the way."""
         session = self._best_session(ids[:-1])
         self.prompt_tokens, self.fed_tokens = len(ids), len(ids) - session.position
         self._sessions = [session]
-        while session.position < len(ids) - 1:
+        end = len(ids) - (1 if keeps_place else min(_STRIDE, len(ids) - session.position))
+        while session.position < end:
             if stopped():
                 return None
-            session.feed(ids[session.position : -1][:_STRIDE], logits="none")
+            session.feed(ids[session.position : end][:_STRIDE], logits="none")
         if keeps_place:
             self._sessions.append(session.fork())
-        return session
+        return None if stopped() else session
 
     def _best_session(self, ids: Sequence[int]) -> Session:
-        """The session that shares the longest beginning with `ids`, taken back to its end; else a new one."""
+        """The session that shares the longest prefix with `ids`, rewound to its end; else a new one."""
         best, longest = None, 0
         for session in self._sessions:
-            tokens = session.tokens
-            pairs = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, ids, strict=False))
-            common = sum(1 for _ in pairs)
-            if common > longest and len(tokens) - common <= session.max_rewind:
+            common = common_length(session.tokens, ids)
+            if common > longest and session.position - common <= session.max_rewind:
                 best, longest = session, common
         if best is None:
             return self.engine.session()

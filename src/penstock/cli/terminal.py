@@ -1,15 +1,60 @@
-"""What a person types: one line, a pasted text, or several lines on purpose."""
+"""The terminal: how an answer appears (reasoning dim, an empty line, then what is said), and what a person types: one
+line, a pasted text, or several lines on purpose."""
 
 import os
 import readline
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
+from penstock.chat.events import Event, ReasoningDelta, TextDelta
+
 _PASTE_PAUSE = 0.02  # seconds; the lines of a paste arrive together, those of a typist do not
 _HISTORY = 1000
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer the terminal: control characters other than line feeds and tabs are replaced."""
+    return "".join(c if (c >= " " and not "\x7f" <= c <= "\x9f") or c in "\n\t" else "\ufffd" for c in text)
+
+
+class Display:
+    """Writes events as they come.  Reasoning goes elsewhere if `reasoning` is another console."""
+
+    def __init__(self, answer: Console, reasoning: Console | None = None):
+        self.answer, self.reasoning = answer, reasoning or answer
+        self._reasoned = False
+
+    def show(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case ReasoningDelta(text):
+                    self._write(self.reasoning, text, "dim")
+                    self._reasoned = True
+                case TextDelta(text):
+                    self._end_reasoning()
+                    self._write(self.answer, text)
+                case _:
+                    pass
+
+    def finish(self) -> None:
+        if self._reasoned and self.reasoning is not self.answer:
+            self.reasoning.print()
+        self.answer.print()
+
+    def _end_reasoning(self) -> None:
+        if self._reasoned:
+            self._write(self.reasoning, "\n\n")
+            self._reasoned = False
+
+    def _write(self, console: Console, text: str, style: str = "") -> None:
+        console.print(Text(printable(text), style), end="")
+        console.file.flush()
 
 
 def read_message(ask: Callable[[str], str], more: Callable[[], bool], prompt: str = "> ") -> str:

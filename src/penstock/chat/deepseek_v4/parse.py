@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from penstock.chat.dsml_block import Block
-from penstock.chat.dsml_tags import MARKED_OPENINGS, PLAIN_OPENINGS, find_first
+from penstock.chat.deepseek_v4.markers import DSML, END_THINK
+from penstock.chat.deepseek_v4.tags import MARKED_OPENINGS, PLAIN_OPENINGS, find_first
+from penstock.chat.deepseek_v4.tool_block import Block
+from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta
-from penstock.chat.markers import DSML, END_THINK, EOS
-from penstock.chat.tool_text import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.engine.stops import StopStrings
 from penstock.errors import OptionError
 
@@ -75,13 +75,8 @@ class Parser:
 
     def push(self, text: str, special: bool = False) -> list[Event]:
         """Events of what is certain now.  `special`: `text` is a marker token's string.  Markers that have no place
-        in a turn are dropped; EOS ends it."""
-        if self.finished:
-            return []
-        if special and text == EOS:
-            self.finished = True
-            return []
-        if special and text not in (END_THINK, DSML):
+        in a turn are dropped."""
+        if self.finished or (special and text not in (END_THINK, DSML)):
             return []
         self._held += text
         while self._held and not self.finished and self._read():
@@ -108,7 +103,7 @@ class Parser:
             self._answer(self._stops.finish())
         if self._stops.found:
             reason = "stop"
-        self._events.append(Done(reason))
+        self._events.append(Done(reason, self._stops.found))
         return self._taken()
 
     def _read(self) -> bool:
