@@ -107,8 +107,8 @@ def test_stop_strings_end_the_answer_only() -> None:
         Done("stop", "END"),
     ]
     assert events_of(f"one EN{BLOCK}", stop=["END", "invoke"]) == [TextDelta("one EN"), *CALLS]
-    assert events_of(f"END{BLOCK}", stop=["END"]) == [Done("stop")]
-    assert events_of("a\n", stop=["\n"]) == [TextDelta("a"), Done("stop")]
+    assert events_of(f"END{BLOCK}", stop=["END"]) == [Done("stop", "END")]
+    assert events_of("a\n", stop=["\n"]) == [TextDelta("a"), Done("stop", "\n")]
 
 
 @pytest.mark.parametrize(

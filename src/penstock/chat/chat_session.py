@@ -12,9 +12,9 @@ from penstock.chat.events import Event
 from penstock.chat.messages import Conversation, Message, Role, Thinking
 from penstock.chat.saved import conversation_from_json, conversation_to_json
 from penstock.engine.engine import Engine
+from penstock.engine.prefix_cache import common_length
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
-from penstock.engine.session_pool import common_length
 from penstock.errors import ContextLengthError, SnapshotError
 
 _STRIDE = 512  # prompt tokens read between two looks at whether the person wants to stop

@@ -14,12 +14,12 @@ from fastapi import Request as HttpRequest
 from penstock.chat.driver import ChatDriver, Reply, Token, format_of
 from penstock.chat.replay import LruStore, Replay
 from penstock.engine.constraint import Constraint
+from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
-from penstock.engine.requests import Failed, Reading, Request, Update
+from penstock.engine.prefix_cache import PrefixCache
+from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.session_pool import SessionPool
-from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
 from penstock.server.http.settings import Settings
@@ -51,9 +51,9 @@ class Service:
         self.engine, self.settings = engine, settings
         folder = settings.kv_dir
         if scheduler is None:
-            shelf = None if folder is None else Shelf(engine, folder, settings.kv_space)
-            pool = SessionPool(engine, shelf=shelf)
-            scheduler = Scheduler(engine, settings.parallel, settings.queue, pool, settings.park_after)
+            disk = None if folder is None else DiskSessions(engine, folder, settings.kv_space)
+            cache = PrefixCache(engine, disk=disk)
+            scheduler = Scheduler(engine, settings.parallel, settings.queue, cache, settings.park_after)
         self.scheduler = scheduler
         store = LruStore(None if folder is None else folder / "said.sqlite")
         format = format_of(engine)
@@ -82,10 +82,10 @@ class Service:
         """Lets answers go on for so many seconds, then ends; sessions are saved, if there is a folder for them."""
         self.scheduler.stop(deadline)
         if self.scheduler.ready:
-            pool = self.scheduler.pool
-            if pool.shelf is not None:
-                pool.save()
-                pool.shelf.close()
+            cache = self.scheduler.prefix_cache
+            if cache.disk is not None:
+                cache.save()
+                cache.disk.close()
             self.engine.close()
 
     async def complete(
@@ -97,21 +97,22 @@ class Service:
         shared: int = 0,
         stable: int | None = None,
         constraint: Constraint | None = None,
-    ) -> AsyncGenerator[Reading | Step, None]:
+        score: int | None = None,
+    ) -> AsyncGenerator[PrefillProgress | Scored | Step, None]:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
-        client that goes away does, ends the request before its next step.  shared, stable, constraint: see
+        client that goes away does, ends the request before its next step.  shared, stable, constraint, score: see
         `Request`."""
         updates: asyncio.Queue[Update] = asyncio.Queue()
         tell = partial(self._dispatch().send, updates.put_nowait)
 
         limit = min(max_tokens, self.settings.max_tokens)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint)
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
         timer = self._timer(usage, tell)
         try:
-            if self.scheduler.pool.shelf is not None:
-                await asyncio.to_thread(self.scheduler.pool.fetch, request.prompt)
+            if self.scheduler.prefix_cache.disk is not None and score is None:
+                await asyncio.to_thread(self.scheduler.prefix_cache.fetch, request.prompt)
             self.scheduler.submit(request)
             while True:
                 update = await updates.get()
@@ -120,9 +121,13 @@ class Service:
                 match update:
                     case Failed(error):
                         raise error
-                    case Reading():
+                    case PrefillProgress():
                         usage.cached = update.cached
                         yield update
+                    case Scored():
+                        yield update
+                        if update.last:
+                            return
                     case Step():
                         usage.first = usage.first or time.monotonic()
                         usage.completion += 1
@@ -154,21 +159,23 @@ class Service:
         error = ApiError(504, f"the request took more than {timeout:g} seconds", code="timeout")
         return loop.call_later(usage.begun + timeout - time.monotonic(), tell, Failed(error))
 
-    async def run(self, reply: Reply, max_tokens: int, usage: Usage) -> AsyncGenerator[Reading | Token, None]:
+    async def run(
+        self, reply: Reply, max_tokens: int, usage: Usage
+    ) -> AsyncGenerator[PrefillProgress | Token, None]:
         """An assistant's turn, token by token; the last one's events end with `Done`."""
         constraint = await asyncio.to_thread(reply.constraint) if reply.constrained else None
         ids, shared, stable, _ = reply.prompt
         stream = self.complete(ids, max_tokens, reply.sampling, usage, shared, stable, constraint)
         async with aclosing(stream):
             async for update in stream:
-                if isinstance(update, Reading):
+                if isinstance(update, Step):
+                    token = reply.push(update)
+                    usage.reasoning += token.reasoning
+                    yield token
+                    if reply.finished:
+                        return
+                elif isinstance(update, PrefillProgress):
                     yield update
-                    continue
-                token = reply.push(update)
-                usage.reasoning += token.reasoning
-                yield token
-                if reply.finished:
-                    return
 
 
 class LoopDispatch:

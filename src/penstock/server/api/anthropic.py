@@ -16,7 +16,7 @@ from pydantic import Field
 from penstock.chat.driver import Token
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import Reading
+from penstock.engine.requests import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.api.fields import (
     ALIASES,
@@ -276,9 +276,9 @@ class Answer:
     def begin(self) -> dict[str, Any]:
         return {"type": "message_start", "message": self.message()}
 
-    def take(self, update: Reading | Token) -> list[dict[str, Any]]:
+    def take(self, update: PrefillProgress | Token) -> list[dict[str, Any]]:
         """The events that follow from an update."""
-        if isinstance(update, Reading):
+        if isinstance(update, PrefillProgress):
             return []
         return [made for event in update.events for made in self._read(event)]
 
@@ -353,7 +353,9 @@ class Answer:
         return {"type": "content_block_stop", "index": len(self.content) - 1}
 
 
-async def _lines(answer: Answer, turn: AsyncGenerator[Reading | Token, None]) -> AsyncGenerator[str, None]:
+async def _lines(
+    answer: Answer, turn: AsyncGenerator[PrefillProgress | Token, None]
+) -> AsyncGenerator[str, None]:
     """Server-sent events of the whole turn.  Nothing is sent before the request has its place in the queue."""
     async with aclosing(turn):
         begun = False
@@ -367,7 +369,7 @@ async def _lines(answer: Answer, turn: AsyncGenerator[Reading | Token, None]) ->
             yield named_event(event)
 
 
-async def _whole(answer: Answer, turn: AsyncGenerator[Reading | Token, None]) -> dict[str, Any]:
+async def _whole(answer: Answer, turn: AsyncGenerator[PrefillProgress | Token, None]) -> dict[str, Any]:
     async with aclosing(turn):
         async for update in turn:
             answer.take(update)

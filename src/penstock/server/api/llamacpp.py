@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, StrictBool, StrictInt, StrictStr
 
 from penstock import __version__
-from penstock.engine.requests import Progress
+from penstock.engine.requests import SlotState
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.errors import SnapshotError
@@ -95,15 +95,15 @@ def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
 
 
 def _sessions(service: Service) -> dict[str, Any]:
-    pool = service.scheduler.pool
+    cache = service.scheduler.prefix_cache
     found: dict[str, Any] = {
-        "kept": len(pool),
-        "bytes": pool.bytes,
-        "in_use": pool.in_use,
-        "budget": pool.budget,
+        "kept": len(cache),
+        "bytes": cache.bytes,
+        "in_use": cache.in_use,
+        "budget": cache.budget,
     }
-    if pool.shelf is not None:
-        store = pool.shelf.store
+    if cache.disk is not None:
+        store = cache.disk.store
         found["disk"] = {"kept": len(store), "bytes": store.bytes, "budget": store.space}
     return found
 
@@ -147,7 +147,7 @@ def slots(request: Request, fail_on_no_slot: bool = False) -> list[dict[str, Any
     return found + [_slot(service, number, None) for number in range(len(found), count)]
 
 
-def _slot(service: Service, number: int, progress: Progress | None) -> dict[str, Any]:
+def _slot(service: Service, number: int, progress: SlotState | None) -> dict[str, Any]:
     slot: dict[str, Any] = {
         "id": number,
         "n_ctx": service.engine.context,
@@ -185,7 +185,7 @@ def act_on_slot(
             400, f"slot {id_slot}: there are slots 0 to {service.settings.parallel - 1}", param="id_slot"
         )
     if action == "erase":
-        return {"id_slot": id_slot, "n_erased": service.scheduler.pool.clear()}
+        return {"id_slot": id_slot, "n_erased": service.scheduler.prefix_cache.clear()}
     file = _slot_file(service, body)
     begin = time.monotonic()
     if action == "save":
@@ -194,7 +194,7 @@ def act_on_slot(
         session.save(file.path)
     else:
         session = _restored(service, file)
-        service.scheduler.pool.give(session)
+        service.scheduler.prefix_cache.give(session)
     spent = {f"{action}_ms": 1000 * (time.monotonic() - begin)}
     counts = {
         "n_saved" if action == "save" else "n_restored": session.position,
@@ -219,10 +219,10 @@ def _slot_file(service: Service, body: SlotBody | None) -> _SlotFile:
 
 
 def _idle_session(service: Service, number: int) -> Session:
-    pool = service.scheduler.pool
-    session = pool.copy(number)
+    cache = service.scheduler.prefix_cache
+    session = cache.copy(number)
     if session is None:
-        raise ApiError(400, f"slot {number}: only {len(pool)} sessions are idle", param="id_slot")
+        raise ApiError(400, f"slot {number}: only {len(cache)} sessions are idle", param="id_slot")
     return session
 
 

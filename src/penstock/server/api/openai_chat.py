@@ -20,7 +20,7 @@ from penstock.chat.events import (
     coalesced,
 )
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import Reading
+from penstock.engine.requests import PrefillProgress
 from penstock.engine.steps import Step
 from penstock.server.api.fields import ALIASES, EFFORTS, SamplingFields, refusal
 from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
@@ -199,7 +199,7 @@ class Choice:
         self.reply = service.driver.reply(conversation, sampling, force_call=body.forces_call)
         self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
 
-    async def run(self) -> AsyncGenerator[Reading | Token, None]:
+    async def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
         """What happens."""
         limit = self._service.settings.max_tokens if self._body.limit is None else self._body.limit
         stream = self._service.run(self.reply, limit, self.usage)
@@ -318,7 +318,7 @@ class _Answer:
             yield data({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_object([usage])})
         yield DONE
 
-    def _updates(self) -> AsyncGenerator[tuple[int, Reading | Token], None]:
+    def _updates(self) -> AsyncGenerator[tuple[int, PrefillProgress | Token], None]:
         return merged([choice.run() for choice in self._choices], self._service.settings.parallel)
 
     def _head(self, kind: str) -> dict[str, Any]:

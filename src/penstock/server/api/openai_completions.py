@@ -4,8 +4,6 @@ A prompt that is text begins with BOS, which is not part of it in an echo; token
 of tokens (`text_offset`) are places in the choice's own `text`.
 """
 
-import asyncio
-import threading
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -17,12 +15,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from penstock.engine.engine import Engine
-from penstock.engine.requests import Reading
+from penstock.engine.requests import PrefillProgress, Scored
 from penstock.engine.steps import Step
 from penstock.server.api.fields import SamplingFields, refusal
 from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
 from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
-from penstock.server.prompt_logprobs import prompt_logprobs
 from penstock.server.service import Service, new_id, service_of
 from penstock.server.usage import Usage, combined, timings
 from penstock.tokenizer import Tokenizer
@@ -71,7 +68,7 @@ def read_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
     return read
 
 
-class Scored(NamedTuple):
+class TokenScore(NamedTuple):
     """A token, where it begins in the text, and how likely it was; the first of all has no likelihood."""
 
     token: int
@@ -84,7 +81,7 @@ class Part(NamedTuple):
     """More of a choice."""
 
     text: str
-    scored: list[Scored]
+    scored: list[TokenScore]
     reason: str | None = None
 
 
@@ -102,37 +99,30 @@ class Choice:
 
     async def run(self) -> AsyncGenerator[Part, None]:
         limit = DEFAULT_TOKENS if self._body.limit is None else self._body.limit
-        if self._body.echo:
-            yield await self._echo()
-        if limit == 0:
+        score = self._body.logprobs if self._body.echo else None
+        if self._body.echo and score is None:
+            yield Part(self._prompt.text, [])
+        if limit == 0 and score is None:
             self.usage.ended = time.monotonic()
+        else:
+            stream = self._service.complete(self._prompt.ids, limit, self._sampling, self.usage, score=score)
+            begins = score is not None and not self._prompt.bos
+            echo = [self._place(self._prompt.ids[0], None, [])] if begins else []
+            async with aclosing(stream):
+                async for update in stream:
+                    match update:
+                        case PrefillProgress():
+                            yield Part("", [])
+                        case Scored(steps):
+                            echo += [self._place(s.token, s.logprob, s.top_logprobs) for s in steps]
+                            if len(echo) + self._prompt.bos == len(self._prompt.ids):
+                                yield Part(self._prompt.text, echo)
+                        case Step():
+                            yield Part(update.text, self._scored(update), update.finish_reason)
+        if limit == 0:
             yield Part("", [], "length")
-            return
-        stream = self._service.complete(self._prompt.ids, limit, self._sampling, self.usage)
-        async with aclosing(stream):
-            async for update in stream:
-                if isinstance(update, Reading):
-                    yield Part("", [])
-                else:
-                    yield Part(update.text, self._scored(update), update.finish_reason)
 
-    async def _echo(self) -> Part:
-        prompt, engine = self._prompt, self._service.engine
-        if self._body.logprobs is None:
-            return Part(prompt.text, [])
-        given_up = threading.Event()
-        try:
-            steps = await asyncio.to_thread(
-                prompt_logprobs, engine, prompt.ids, self._body.logprobs, given_up
-            )
-        finally:
-            given_up.set()
-        begin = [] if prompt.bos else [self._place(prompt.ids[0], None, [])]
-        return Part(
-            prompt.text, begin + [self._place(step.token, step.logprob, step.top_logprobs) for step in steps]
-        )
-
-    def _scored(self, step: Step) -> list[Scored]:
+    def _scored(self, step: Step) -> list[TokenScore]:
         engine = self._service.engine
         ended = step.finish_reason == "stop" and step.token in (
             *engine.config.eos_ids,
@@ -142,13 +132,13 @@ class Choice:
             return []
         return [self._place(step.token, step.logprob, step.top_logprobs)]
 
-    def _place(self, token: int, logprob: float | None, top: list[tuple[int, float]]) -> Scored:
-        scored = Scored(token, self._offset, logprob, top)
+    def _place(self, token: int, logprob: float | None, top: list[tuple[int, float]]) -> TokenScore:
+        scored = TokenScore(token, self._offset, logprob, top)
         self._offset += len(self._decoder.push(token))
         return scored
 
 
-def logprobs_object(tokenizer: Tokenizer, scored: Iterable[Scored]) -> dict[str, Any]:
+def logprobs_object(tokenizer: Tokenizer, scored: Iterable[TokenScore]) -> dict[str, Any]:
     """Four lists with an entry for each token; the chosen one is always among its alternatives."""
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, offset, logprob, top in scored:

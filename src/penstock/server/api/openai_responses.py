@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from penstock.chat.driver import Token
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import Reading
+from penstock.engine.requests import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.api.fields import (
     ALIASES,
@@ -452,7 +452,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
 
 
 async def _lines(
-    progress: Progress, turn: AsyncGenerator[Reading | Token, None]
+    progress: Progress, turn: AsyncGenerator[PrefillProgress | Token, None]
 ) -> AsyncGenerator[str, None]:
     """Server-sent events of the whole turn.  Nothing is sent before the request has its place in the queue."""
     async with aclosing(turn):
@@ -467,7 +467,7 @@ async def _lines(
                     yield named_event(made)
 
 
-async def _whole(progress: Progress, turn: AsyncGenerator[Reading | Token, None]) -> Json:
+async def _whole(progress: Progress, turn: AsyncGenerator[PrefillProgress | Token, None]) -> Json:
     async with aclosing(turn):
         async for update in turn:
             for event in update.events if isinstance(update, Token) else []:

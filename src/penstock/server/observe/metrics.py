@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.requests import Failed, Reading, Update
+from penstock.engine.requests import Failed, PrefillProgress, Update
+from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError, kind_of
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
 from penstock.server.service import Follower, Service
@@ -109,9 +110,11 @@ class StateSeries(Collector):
             "penstock_engine_seconds", "Time spent in steps of the model.", scheduler.engine_seconds
         )
         yield GaugeMetricFamily(
-            "penstock_session_pool_bytes", "State of idle sessions.", scheduler.pool.bytes
+            "penstock_session_pool_bytes", "State of idle sessions.", scheduler.prefix_cache.bytes
         )
-        yield GaugeMetricFamily("penstock_session_pool_sessions", "Idle sessions.", len(scheduler.pool))
+        yield GaugeMetricFamily(
+            "penstock_session_pool_sessions", "Idle sessions.", len(scheduler.prefix_cache)
+        )
 
     def _storage(self, stats: dict[str, Any]) -> Iterator[Metric]:
         """Nothing while the system decides what stays in memory (`mmap`): then nothing is known."""
@@ -158,7 +161,7 @@ def _rate(amount: float, per: float) -> float:
 
 def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Bytes of every tier: what it holds, what it may hold, and for weights how many there are."""
-    plan, pool, loading = service.engine.plan, service.scheduler.pool, service.engine.loading
+    plan, cache, loading = service.engine.plan, service.scheduler.prefix_cache, service.engine.loading
     here = 0.0 if service.engine.parked else 1.0
     share = here if loading is None else loading.share
     mapped = plan.experts_held if plan.mode == "mmap" and here else 0
@@ -178,10 +181,10 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
             "limit": stats.get("capacity_bytes", plan.experts_held),
             "total": plan.experts_total,
         },
-        "sessions": {"used": pool.bytes + in_use, "limit": pool.budget, "kept": len(pool)},
+        "sessions": {"used": cache.bytes + in_use, "limit": cache.budget, "kept": len(cache)},
     }
-    if pool.shelf is not None:
-        store = pool.shelf.store
+    if cache.disk is not None:
+        store = cache.disk.store
         tiers["disk"] = {"used": store.bytes, "limit": store.space, "kept": len(store)}
     return tiers
 
@@ -279,14 +282,14 @@ class _Count:
             totals.decode_seconds += passed
         else:
             totals.prompt_seconds += passed
-        if isinstance(update, Reading):
+        if isinstance(update, PrefillProgress):
             if not self.seen:
                 self.metrics.lookups.labels(update.source, update.reason).inc()
                 totals.cached += update.cached
                 self.read = update.cached
             totals.read += update.done - self.read
             self.read = self.length = update.done
-        else:
+        elif isinstance(update, Step):
             totals.generated += 1
             self.length += 1
             if not self.generating:

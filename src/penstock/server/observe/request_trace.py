@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.requests import Failed, Reading, Update
+from penstock.engine.requests import Failed, PrefillProgress, Update
 from penstock.engine.steps import Step
 from penstock.errors import OptionError
 from penstock.server.http.request_context import current_request
@@ -49,7 +49,7 @@ class Generation:
 
     def add(self, update: Update) -> None:
         match update:
-            case Reading():
+            case PrefillProgress():
                 self.source, self.reason = update.source, update.reason
             case Step():
                 self.tokens.append(update.token)

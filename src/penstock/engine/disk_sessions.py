@@ -1,4 +1,4 @@
-"""Sessions on disk, for the pool: brought back when a prompt begins like one, saved in the background."""
+"""Sessions on disk, behind the prefix cache: loaded when a prompt begins like one, saved in the background."""
 
 import logging
 import queue
@@ -11,10 +11,10 @@ from penstock.engine.engine import Engine
 from penstock.engine.session import Session
 from penstock.kv.store import KvStore
 
-MOST_WAITING: Final = 4  # sessions whose saving has not begun; each holds its state in memory
+MAX_PENDING: Final = 4  # sessions whose saving has not begun; each holds its state in memory
 
 
-class Shelf:
+class DiskSessions:
     """A folder of saved sessions of an engine, and the thread that writes to it."""
 
     def __init__(self, engine: Engine, folder: Path, space: int):
@@ -22,12 +22,12 @@ class Shelf:
         self.store = KvStore(folder, space, engine.fingerprint)
         self._lock = threading.Lock()
         self.pending = 0  # bytes of the sessions that wait
-        self._jobs: queue.Queue[tuple[Session, str] | None] = queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(target=self._write, name="penstock-shelf", daemon=True)
+        self._jobs: queue.Queue[tuple[Session, str] | None] = queue.Queue(MAX_PENDING)
+        self._thread = threading.Thread(target=self._write, name="penstock-kv-writer", daemon=True)
         self._thread.start()
 
     def fetch(self, tokens: Sequence[int], at_least: int) -> tuple[Session, str] | None:
-        """The session with the longest beginning of these tokens, if any is that long, and its kind."""
+        """The session with the longest prefix of these tokens, if any is that long, and its kind."""
         while (entry := self.store.find(tokens, at_least)) is not None:
             snapshot = self.store.load(entry, self.engine.layout)
             if snapshot is not None:

@@ -1,35 +1,41 @@
-"""Sessions that nobody is using, kept for whoever continues their tokens: in memory, and behind it on disk."""
+"""The prefix cache: idle sessions, kept for prompts that begin with their tokens, in memory and behind it on disk."""
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
 from penstock.engine.session import Session
-from penstock.engine.shelf import Shelf
 
-WORTH: Final = 16  # tokens in common below which a session is left for somebody else
+MIN_PREFIX: Final = 16  # tokens in common below which a session is not used
 LEAST: Final = 64 << 20  # bytes for sessions, and
 MOST: Final = 1 << 30  # as far as there is memory that the plan has no use for
 FULL: Final = 8  # sessions that such memory should hold
+CHANGED: Final = -1  # tokens of a session that cannot rewind to what it has in common with a prompt
 PENDING_SHARE: Final = 4  # of the budget, a quarter may be sessions that wait to be saved
 
 
-class Taken(NamedTuple):
+class Match(NamedTuple):
     """A session for a prompt; where it comes from: "memory", "disk" or "none"; and if it is new, why: "new" where no
-    session has begun like this, "changed" where one has and cannot return to what they have in common."""
+    session has begun like this, "changed" where one has and cannot rewind to what they have in common."""
 
     session: Session
     source: str
     reason: str = ""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _Idle:
+    """kind: where in a conversation the session stands, as saved sessions call it."""
+
     session: Session
-    kind: str  # where in a conversation it stands, as the shelf calls it
+    kind: str
     source: str = "memory"
+
+    def __post_init__(self) -> None:
+        self.tokens = self.session.tokens
 
     @property
     def shared(self) -> bool:
@@ -37,15 +43,14 @@ class _Idle:
         return self.kind != "end"
 
 
-class SessionPool:
-    """Idle sessions; the least recently used leave first, to the shelf if there is one.
+class PrefixCache:
+    """Idle sessions; the least recently used leave first, to disk if there is a place for them.
 
     budget  bytes of state, of idle sessions and of those in use, as far as `in_use` tells of them
-    shelf   sessions on disk
     """
 
-    def __init__(self, engine: Engine, budget: int | None = None, shelf: Shelf | None = None):
-        self.engine, self.shelf = engine, shelf
+    def __init__(self, engine: Engine, budget: int | None = None, disk: DiskSessions | None = None):
+        self.engine, self.disk = engine, disk
         self.budget = _budget(engine) if budget is None else budget
         self.in_use = 0
         self._idle: list[_Idle] = []  # least recently used first
@@ -55,62 +60,60 @@ class SessionPool:
     # ── for a request ─────────────────────────────────────────────────────────────────────────────────────
 
     def fetch(self, prompt: Sequence[int]) -> None:
-        """Brings a session from the shelf that is of more use for a prompt than any in memory.  Takes as long as the
-        disk does: not for the thread that runs steps."""
-        if self.shelf is None:
+        """Loads a session from disk that has more of a prompt than any in memory.  Takes as long as the disk does:
+        not for the thread that runs steps."""
+        if self.disk is None:
             return
         with self._lock:
-            here = max((self._usable(idle.session, prompt) for idle in self._idle), default=0)
-        found = self.shelf.fetch(prompt[:-1], max(here + 1, WORTH))
+            here = max((_usable(idle, prompt) for idle in self._idle), default=0)
+        found = self.disk.fetch(prompt[:-1], max(here + 1, MIN_PREFIX))
         if found is not None:
             self._add(_Idle(*found, "disk"))
 
-    def take(self, prompt: Sequence[int]) -> Taken:
-        """A session that has read a beginning of the prompt, as long as possible, and at least one token less than
-        all of it.  The session is the caller's until `give`."""
+    def take(self, prompt: Sequence[int]) -> Match:
+        """A session that has read the longest prefix of the prompt, at least one token less than all of it.  The
+        session is the caller's until `give`."""
         with self._lock:
-            best, most, begun = None, WORTH - 1, False
+            best, most, begun = None, MIN_PREFIX - 1, False
             for idle in self._idle:
-                usable = self._usable(idle.session, prompt)
+                usable = _usable(idle, prompt)
                 if usable > most:
                     best, most = idle, usable
                 begun = begun or usable == CHANGED
             if best is None:
-                return Taken(self.engine.session(), "none", "changed" if begun else "new")
+                return Match(self.engine.session(), "none", "changed" if begun else "new")
             self._remove(best)
             session = best.session
             if best.shared:
                 self._append(best)
                 session = session.fork()
         session.rewind(session.position - most)
-        return Taken(session, best.source)
+        return Match(session, best.source)
 
     def keep(self, session: Session, kind: str, back: int = 0) -> None:
-        """Others may want to go on from here, or from so many tokens `back`, whatever becomes of the session."""
-        if session.position - back < WORTH:
+        """Keeps a copy of a session in use, at its position or so many tokens `back`: others may go on from there."""
+        if session.position - back < MIN_PREFIX:
             return
         if not self._has_room(session):
-            if (
-                self.shelf is not None
-            ):  # without a copy; and with what is `back`, which nobody can take away here
-                self.shelf.save(session, kind)
+            if self.disk is not None:  # without a copy, so with what is `back`
+                self.disk.save(session, kind)
             return
         copy = session.fork()
         copy.rewind(back)
-        if self.shelf is not None:
-            self.shelf.save_later(copy, kind)
+        if self.disk is not None:
+            self.disk.save_later(copy, kind)
         if kind != "frontier":
             self._add(_Idle(copy, kind))
 
     def give(self, session: Session) -> None:
-        """Nobody uses the session any more."""
-        if session.position >= WORTH:
+        """The session is idle from now on."""
+        if session.position >= MIN_PREFIX:
             self._add(_Idle(session, "end"))
 
     def usable(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt need not be read."""
+        """How many tokens of a prompt are cached."""
         with self._lock:
-            return max((self._usable(idle.session, prompt) for idle in self._idle), default=0)
+            return max((_usable(idle, prompt) for idle in self._idle), default=0)
 
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,13 +129,13 @@ class SessionPool:
             self._shrink()
 
     def save(self) -> None:
-        """Puts what is not on the shelf there, the most recently used first.  Waits for the disk."""
-        if self.shelf is not None:
+        """Saves what is not on disk, the most recently used first.  Waits for the disk."""
+        if self.disk is not None:
             for idle in reversed(list(self._idle)):
-                self.shelf.save(idle.session, idle.kind)
+                self.disk.save(idle.session, idle.kind)
 
     def clear(self) -> int:
-        """Forgets the idle sessions in memory; how many there were."""
+        """Drops the idle sessions in memory; how many there were."""
         with self._lock:
             count = len(self._idle)
             self._idle.clear()
@@ -149,11 +152,9 @@ class SessionPool:
 
     def _add(self, new: _Idle) -> None:
         with self._lock:
-            tokens = new.session._tokens
-            for other in self._idle:
-                if other.session._tokens == tokens:
-                    self._remove(other)
-                    break
+            same = next((idle for idle in self._idle if idle.tokens == new.tokens), None)
+            if same is not None:
+                self._remove(same)
             self._append(new)
             self._shrink()
 
@@ -173,26 +174,27 @@ class SessionPool:
             return self._total() + size <= self.budget
 
     def _total(self) -> int:
-        return self._bytes + self.in_use + (0 if self.shelf is None else self.shelf.pending)
+        return self._bytes + self.in_use + (0 if self.disk is None else self.disk.pending)
 
     def _shrink(self, more: int = 0) -> None:
         """Idle sessions leave until all that there is, and so many bytes more, fit the budget."""
         while self._idle and self._total() + more > self.budget:
             leaving = self._idle[0]
             self._remove(leaving)
-            if self.shelf is None or self.shelf.store.holds(leaving.session._tokens):
+            if self.disk is None or self.disk.store.holds(leaving.tokens):
                 continue
             size = self.engine.state_bytes(leaving.session.position)
-            few = self.shelf.pending + size <= self.budget // PENDING_SHARE
-            if not (few and self.shelf.save_later(leaving.session, leaving.kind)):
-                self.shelf.save(leaving.session, leaving.kind)  # its memory is wanted now
+            few = self.disk.pending + size <= self.budget // PENDING_SHARE
+            if not (few and self.disk.save_later(leaving.session, leaving.kind)):
+                self.disk.save(leaving.session, leaving.kind)  # its memory is wanted now
 
-    def _usable(self, session: Session, prompt: Sequence[int]) -> int:
-        """How many of the prompt's tokens the session has read, or can return to; CHANGED if it cannot."""
-        common = common_length(session._tokens, prompt[:-1])
-        if session.position - common <= session.max_rewind:
-            return common
-        return CHANGED if common >= WORTH else 0
+
+def _usable(idle: _Idle, prompt: Sequence[int]) -> int:
+    """How many of the prompt's tokens the session has read, or can rewind to; CHANGED if it cannot."""
+    common = common_length(idle.tokens, prompt[:-1])
+    if len(idle.tokens) - common <= idle.session.max_rewind:
+        return common
+    return CHANGED if common >= MIN_PREFIX else 0
 
 
 def _budget(engine: Engine) -> int:
@@ -202,9 +204,6 @@ def _budget(engine: Engine) -> int:
     if plan.budget is None:
         return useful
     return max(plan.state, min(useful, plan.state + plan.budget - plan.total))
-
-
-CHANGED: Final = -1
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
