@@ -43,17 +43,9 @@ def message_of(text: str, reason: str = "stop", **options: Any) -> tuple[Message
 class _Numbered(DeepSeekV4Format):
     """The format, with a parser whose calls are named c0, c1, …"""
 
-    def parser(
-        self,
-        conversation: Conversation,
-        prompt: Prompt,
-        stop: Sequence[str] = (),
-        *,
-        continue_final: bool = False,
-        force_call: bool = False,
-    ) -> Parser:
-        how = {"continuing": continue_final, "forced": force_call}
-        return parser(thinking=prompt.thinking, tools=bool(conversation.tools), stop=stop, **how)
+    def parser(self, conversation: Conversation, prompt: Prompt, stop: Sequence[str] = ()) -> Parser:
+        how = {"continuing": prompt.continues, "forced": prompt.forced, "stop": stop}
+        return parser(thinking=prompt.thinking, tools=bool(conversation.tools), **how)
 
 
 def reply_for(
@@ -66,7 +58,7 @@ def reply_for(
         Thinking.LOW if thinking else Thinking.OFF,
     )
     engine = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(eos_ids=tokenizer.eos_ids))
-    return ChatDriver(cast(Engine, engine), format=_Numbered()).reply(asked, force_call=forced)
+    return ChatDriver(cast(Engine, engine), format=_Numbered()).reply(asked, forced=forced)
 
 
 def push_all(reply: Reply, tokenizer: Tokenizer, ids: Sequence[int]) -> list[Event]:

@@ -11,8 +11,7 @@ import pytest
 from fastapi import Request
 from starlette.testclient import TestClient
 
-from penstock.chat.driver import Token
-from penstock.chat.events import Done, TextDelta, ToolCallFinished, ToolCallStarted
+from penstock.chat.events import Done, Event, TextDelta, ToolCallFinished, ToolCallStarted
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
@@ -368,8 +367,8 @@ def test_pings_come_while_nothing_else_does(service: Service, monkeypatch: pytes
 
 def test_a_call_that_is_cut_off_is_never_announced() -> None:
     answer = Answer("model", Usage())
-    step = Step(0, 0.0)
-    events = answer.take(Token(step, [ToolCallStarted(0, "call_1", "f"), TextDelta("<f"), Done("length")]))
+    told: list[Event] = [ToolCallStarted(0, "call_1", "f"), TextDelta("<f"), Done("length")]
+    events = [made for event in told for made in answer.read(event)]
     assert [event["type"] for event in events] == [
         "content_block_start",
         "content_block_delta",
@@ -381,7 +380,8 @@ def test_a_call_that_is_cut_off_is_never_announced() -> None:
 def test_arguments_that_python_cannot_read_are_passed_on_as_text() -> None:
     answer = Answer("model", Usage())
     call = ToolCall("call_1", "f", '{"digits": ' + "9" * 5000 + "}")  # more than Python reads
-    answer.take(Token(Step(0, 0.0), [TextDelta("the EN"), ToolCallFinished(0, call), Done("tool_calls")]))
+    for event in (TextDelta("the EN"), ToolCallFinished(0, call), Done("tool_calls")):
+        list(answer.read(event))
     text, use = answer.content
     assert text == {"type": "text", "text": "the EN"}
     assert use["input"] == {"arguments": call.arguments}

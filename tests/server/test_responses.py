@@ -11,7 +11,7 @@ from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCa
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.errors import PenstockError
-from penstock.server.api.openai_responses import Progress, ResponsesRequest
+from penstock.server.api.openai_responses import Answer, ResponsesRequest
 from penstock.server.service import Service
 from penstock.server.usage import Usage
 
@@ -323,7 +323,7 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(
 
 
 def test_a_call_that_is_cut_off_is_never_announced() -> None:
-    progress = Progress("model", 0, {}, Usage())
+    progress = Answer("model", 0, {}, Usage())
     turn: list[Event] = [
         ToolCallStarted(0, "call_1", "f"),
         ArgumentsDelta(0, "{"),

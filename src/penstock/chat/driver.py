@@ -49,11 +49,11 @@ class ChatDriver:
         conversation: Conversation,
         sampling: Sampling | None = None,
         *,
-        continue_final: bool = False,
-        force_call: bool = False,
+        continues: bool = False,
+        forced: bool = False,
     ) -> "Reply":
-        """The assistant's next turn.  continue_final, force_call: see `ChatFormat.render`."""
-        return Reply(self, conversation, sampling or Sampling(), continue_final, force_call)
+        """The assistant's next turn.  continues, forced: see `Prompt`."""
+        return Reply(self, conversation, sampling or Sampling(), continues, forced)
 
 
 @dataclass(slots=True)
@@ -85,17 +85,17 @@ class Reply:
         driver: ChatDriver,
         conversation: Conversation,
         sampling: Sampling,
-        continue_final: bool,
-        force_call: bool,
+        continues: bool,
+        forced: bool,
     ):
-        self._driver, self._how = driver, {"continue_final": continue_final, "force_call": force_call}
+        self._driver = driver
         format, tokenizer, replay = driver.format, driver.engine.tokenizer, driver.replay
         self._conversation = replay.with_calls(conversation) if replay else conversation
-        self._rendered = format.render(self._conversation, **self._how)
-        self._parser = format.parser(conversation, self._rendered, sampling.stop, **self._how)
+        self._rendered = format.render(self._conversation, continues, forced)
+        self._parser = format.parser(conversation, self._rendered, sampling.stop)
         self._tokenizer, self._end_reasoning = tokenizer, tokenizer.token_id(format.end_reasoning)
         self._reasoning = self.thinking
-        self._keeps = replay is not None and not continue_final
+        self._keeps = replay is not None and not continues
         self.prompt = self._rendered.encode(tokenizer, replay.recall if replay else None)
         self.sampling = replace(sampling, stop=())
         self.turn = Turn(thinking=self.thinking)
@@ -119,7 +119,7 @@ class Reply:
     def constraint(self) -> Constraint | None:
         """What holds the turn to its form.  Compiling a grammar may take a while, and the first one a second."""
         constraints = self._driver.constraints
-        return self._driver.format.constraint(constraints, self._conversation, self._rendered, **self._how)
+        return self._driver.format.constraint(constraints, self._conversation, self._rendered)
 
     def push(self, step: Step) -> Token:
         """What the next step of the engine means."""

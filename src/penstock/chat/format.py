@@ -36,29 +36,15 @@ class ChatFormat(ABC):
     end_reasoning: ClassVar[str]
 
     @abstractmethod
-    def render(
-        self, conversation: Conversation, *, continue_final: bool = False, force_call: bool = False
-    ) -> Prompt:
-        """The prompt for the assistant's next turn.
-
-        continue_final  the last message, an assistant's, is left open for the model to go on with
-        force_call      the prompt ends with the beginning of a tool call
-        """
+    def render(self, conversation: Conversation, continues: bool = False, forced: bool = False) -> Prompt:
+        """The prompt for the assistant's next turn.  continues, forced: see `Prompt`."""
 
     @abstractmethod
     def said(self, message: Message) -> tuple[Piece, ...]:
         """What an assistant's message says, as a later prompt repeats it while it keeps the reasoning."""
 
     @abstractmethod
-    def parser(
-        self,
-        conversation: Conversation,
-        prompt: Prompt,
-        stop: Sequence[str] = (),
-        *,
-        continue_final: bool = False,
-        force_call: bool = False,
-    ) -> TurnParser:
+    def parser(self, conversation: Conversation, prompt: Prompt, stop: Sequence[str] = ()) -> TurnParser:
         """The reader of the turn that follows `prompt`.  stop: strings that end the answer; they mean nothing in
         reasoning and tool calls."""
 
@@ -68,13 +54,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def constraint(
-        self,
-        constraints: Constraints,
-        conversation: Conversation,
-        prompt: Prompt,
-        *,
-        continue_final: bool = False,
-        force_call: bool = False,
+        self, constraints: Constraints, conversation: Conversation, prompt: Prompt
     ) -> Constraint | None:
         """What holds the next turn to its grammar; None if it is free.  OptionError that names the field if a schema
         cannot be used.  Compiling may take a second."""

@@ -59,10 +59,17 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation.  `thinking`: what follows is reasoning."""
+    """A rendered conversation.
+
+    thinking   what follows is reasoning
+    continues  the last message, an assistant's, is open: what follows goes on with it
+    forced     the prompt ends with the beginning of a tool call
+    """
 
     pieces: tuple[Piece, ...]
     thinking: bool = False
+    continues: bool = False
+    forced: bool = False
 
     @property
     def text(self) -> str:

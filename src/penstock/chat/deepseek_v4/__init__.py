@@ -15,45 +15,29 @@ class DeepSeekV4Format(ChatFormat):
     name = "deepseek-v4"
     end_reasoning = END_THINK
 
-    def render(
-        self, conversation: Conversation, *, continue_final: bool = False, force_call: bool = False
-    ) -> Prompt:
-        return render.render(conversation, continue_final=continue_final, force_call=force_call)
+    def render(self, conversation: Conversation, continues: bool = False, forced: bool = False) -> Prompt:
+        return render.render(conversation, continue_final=continues, force_call=forced)
 
     def said(self, message: Message) -> tuple[Piece, ...]:
         return render.said(message)
 
-    def parser(
-        self,
-        conversation: Conversation,
-        prompt: Prompt,
-        stop: Sequence[str] = (),
-        *,
-        continue_final: bool = False,
-        force_call: bool = False,
-    ) -> Parser:
+    def parser(self, conversation: Conversation, prompt: Prompt, stop: Sequence[str] = ()) -> Parser:
         return Parser(
             thinking=prompt.thinking,
             tools=bool(conversation.tools),
             stop=stop,
-            continuing=continue_final,
-            forced=force_call,
+            continuing=prompt.continues,
+            forced=prompt.forced,
         )
 
     def constrains(self, conversation: Conversation) -> bool:
         return grammar.is_constrained(conversation)
 
     def constraint(
-        self,
-        constraints: Constraints,
-        conversation: Conversation,
-        prompt: Prompt,
-        *,
-        continue_final: bool = False,
-        force_call: bool = False,
+        self, constraints: Constraints, conversation: Conversation, prompt: Prompt
     ) -> Constraint | None:
         last = conversation.messages[-1]
-        begun = (last.content or last.reasoning or "") if continue_final else ""
+        begun = (last.content or last.reasoning or "") if prompt.continues else ""
         return grammar.turn_constraint(
-            constraints, conversation, thinking=prompt.thinking, force_call=force_call, begun=begun
+            constraints, conversation, thinking=prompt.thinking, force_call=prompt.forced, begun=begun
         )

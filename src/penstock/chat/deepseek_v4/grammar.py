@@ -70,7 +70,7 @@ def turn_constraint(
         rules = _rules(constraints, conversation, thinking, force_call, begun)
     except RecursionError:
         raise OptionError("the schemas of tools and answer: nested too deeply") from None
-    return None if rules is None else constraints.hold(rules)
+    return None if rules is None else constraints.constrain(rules)
 
 
 def _rules(

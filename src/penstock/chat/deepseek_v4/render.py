@@ -95,7 +95,8 @@ def render(
         pieces += _speaker(thinks)
         pieces += forced_call_prefix() if force_call else ()
     kept = tuple(piece for piece in pieces if piece.text or piece.ids)
-    return Prompt(kept, thinking=next((p.text == THINK for p in reversed(kept) if p.special), False))
+    thinking = next((p.text == THINK for p in reversed(kept) if p.special), False)
+    return Prompt(kept, thinking, continues=continue_final, forced=force_call)
 
 
 def _speaker(thinks: bool, message: int | None = None) -> tuple[Piece, Piece]:

@@ -6,22 +6,21 @@ runs what it is told, and a call that is cut off is no call.
 """
 
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from penstock.chat.driver import Token
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import PrefillProgress
 from penstock.engine.sampling import Sampling
-from penstock.server.api.fields import (
+from penstock.server.api.shared import (
     ALIASES,
     Body,
+    Json,
     JsonObject,
+    NamedEvents,
     Offer,
     check_results,
     offer,
@@ -137,7 +136,7 @@ class CountRequest(Body):
 
     def rendering(self) -> dict[str, bool]:
         """An assistant's message at the end is the beginning of the answer."""
-        return {"force_call": self._offer().force, "continue_final": self.messages[-1].role == "assistant"}
+        return {"forced": self._offer().force, "continues": self.messages[-1].role == "assistant"}
 
     def _offer(self) -> Offer:
         choice = self.tool_choice or ToolChoice(type="auto")
@@ -211,7 +210,7 @@ def _assistant(turn: Turn, field: str) -> Message:
     return Message(Role.ASSISTANT, "".join(texts), "".join(reasoning) or None, tuple(calls))
 
 
-def _function(tool: Tool) -> dict[str, Any]:
+def _function(tool: Tool) -> Json:
     described = {} if tool.description is None else {"description": tool.description}
     return {"name": tool.name, **described, "parameters": tool.input_schema}
 
@@ -239,8 +238,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     turn = service.run(reply, body.max_tokens, usage)
     answer = Answer(service.settings.name, usage)
     if body.stream:
-        return await EventStream.open(_lines(answer, turn), service.settings.ping, _failure, PING)
-    return json_reply(await unless_disconnected(request, _whole(answer, turn)))
+        return await EventStream.open(answer.stream(turn), service.settings.ping, _failure, PING)
+    return json_reply(await unless_disconnected(request, answer.collect(turn)))
 
 
 @router.post("/v1/messages/count_tokens", response_model=None)
@@ -250,18 +249,18 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
     return json_reply({"input_tokens": len(reply.prompt.ids)})
 
 
-class Answer:
+class Answer(NamedEvents):
     """The message that a turn becomes, block by block: as events of a stream, and as a whole."""
 
     def __init__(self, model: str, usage: Usage):
         self.id, self.model, self.usage = new_id("msg_"), model, usage
-        self.content: list[dict[str, Any]] = []
+        self.content: list[Json] = []
         self.stop_reason: str | None = None
         self.stop_sequence: str | None = None
         self._open = ""  # the type of the last block, while there may be more of it
         self._texts: list[str] = []  # what it has so far
 
-    def message(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         return {
             "id": self.id,
             "type": "message",
@@ -273,16 +272,10 @@ class Answer:
             "usage": self._usage(),
         }
 
-    def begin(self) -> dict[str, Any]:
-        return {"type": "message_start", "message": self.message()}
+    def begin(self) -> list[Json]:
+        return [{"type": "message_start", "message": self.whole()}]
 
-    def take(self, update: PrefillProgress | Token) -> list[dict[str, Any]]:
-        """The events that follow from an update."""
-        if isinstance(update, PrefillProgress):
-            return []
-        return [made for event in update.events for made in self._read(event)]
-
-    def end(self) -> list[dict[str, Any]]:
+    def end(self) -> list[Json]:
         delta = {"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence}
         return [
             {"type": "message_delta", "delta": delta, "usage": self._usage()},
@@ -297,7 +290,7 @@ class Answer:
             "output_tokens": self.usage.completion,
         }
 
-    def _read(self, event: Event) -> Iterator[dict[str, Any]]:
+    def read(self, event: Event) -> Iterator[Json]:
         match event:
             case ReasoningDelta(text):
                 yield from self._more("thinking", text)
@@ -312,7 +305,7 @@ class Answer:
             case _:
                 pass  # a call has begun: see above
 
-    def _more(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+    def _more(self, kind: str, text: str) -> Iterator[Json]:
         """More text of this kind: in the block that is open, if it is one of these."""
         if not text:
             return
@@ -324,7 +317,7 @@ class Answer:
         self._texts.append(text)
         yield self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _call(self, call: ToolCall) -> Iterator[dict[str, Any]]:
+    def _call(self, call: ToolCall) -> Iterator[Json]:
         yield from self._close()
         block = {"type": "tool_use", "id": tool_use_id(call.id), "name": call.name}
         yield self._start({**block, "input": {}})
@@ -332,7 +325,7 @@ class Answer:
         yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
         yield self._stop()
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self) -> Iterator[Json]:
         if not self._open:
             return
         self.content[-1][self._open] = "".join(self._texts)
@@ -342,45 +335,22 @@ class Answer:
         yield self._stop()
         self._open, self._texts = "", []
 
-    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, block: Json) -> Json:
         self.content.append(dict(block))
         return {"type": "content_block_start", "index": len(self.content) - 1, "content_block": block}
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _delta(self, delta: Json) -> Json:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
-    def _stop(self) -> dict[str, Any]:
+    def _stop(self) -> Json:
         return {"type": "content_block_stop", "index": len(self.content) - 1}
-
-
-async def _lines(
-    answer: Answer, turn: AsyncGenerator[PrefillProgress | Token, None]
-) -> AsyncGenerator[str, None]:
-    """Server-sent events of the whole turn.  Nothing is sent before the request has its place in the queue."""
-    async with aclosing(turn):
-        begun = False
-        async for update in turn:
-            if not begun:
-                yield named_event(answer.begin())
-                begun = True
-            for event in answer.take(update):
-                yield named_event(event)
-        for event in answer.end():
-            yield named_event(event)
-
-
-async def _whole(answer: Answer, turn: AsyncGenerator[PrefillProgress | Token, None]) -> dict[str, Any]:
-    async with aclosing(turn):
-        async for update in turn:
-            answer.take(update)
-    return answer.message()
 
 
 def _failure(error: ApiError) -> str:
     return named_event(anthropic_envelope(error))
 
 
-def _as_object(arguments: str) -> dict[str, Any]:
+def _as_object(arguments: str) -> Json:
     """A call's arguments.  Numbers of thousands of digits are JSON, but nothing that Python reads."""
     try:
         parsed = json.loads(arguments)

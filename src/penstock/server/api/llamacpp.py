@@ -14,8 +14,8 @@ from penstock.engine.requests import SlotState
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.errors import SnapshotError
-from penstock.server.api.fields import refusal
 from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.shared import refusal
 from penstock.server.http.errors import ApiError, llamacpp_envelope
 from penstock.server.service import Service, service_of
 from penstock.tokenizer import Tokenizer
@@ -283,5 +283,5 @@ def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
 def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
-    reply = service_of(request).driver.reply(body.conversation(), force_call=body.forces_call)
+    reply = service_of(request).driver.reply(body.conversation(), forced=body.forces_call)
     return {"prompt": reply.text}

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request
 
-from penstock.server.api.fields import ALIASES
+from penstock.server.api.shared import ALIASES
 from penstock.server.http.errors import ApiError, openai_envelope
 from penstock.server.http.streams import data
 from penstock.server.service import Service, service_of

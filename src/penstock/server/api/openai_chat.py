@@ -22,8 +22,8 @@ from penstock.chat.events import (
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.requests import PrefillProgress
 from penstock.engine.steps import Step
-from penstock.server.api.fields import ALIASES, EFFORTS, SamplingFields, refusal
 from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
+from penstock.server.api.shared import ALIASES, EFFORTS, SamplingFields, refusal
 from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
 from penstock.server.service import Service, new_id, service_of
 from penstock.server.usage import Usage, combined, timings
@@ -196,7 +196,7 @@ class Choice:
         self._service, self._body = service, body
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
         sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
-        self.reply = service.driver.reply(conversation, sampling, force_call=body.forces_call)
+        self.reply = service.driver.reply(conversation, sampling, forced=body.forces_call)
         self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
 
     async def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:

@@ -17,8 +17,8 @@ from pydantic import Field
 from penstock.engine.engine import Engine
 from penstock.engine.requests import PrefillProgress, Scored
 from penstock.engine.steps import Step
-from penstock.server.api.fields import SamplingFields, refusal
 from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
+from penstock.server.api.shared import SamplingFields, refusal
 from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
 from penstock.server.service import Service, new_id, service_of
 from penstock.server.usage import Usage, combined, timings

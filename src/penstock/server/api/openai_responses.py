@@ -5,23 +5,22 @@ search, do not exist here and are left out of the offer.  The model reasons only
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, JsonValue
 
-from penstock.chat.driver import Token
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import PrefillProgress
 from penstock.engine.sampling import Sampling
-from penstock.server.api.fields import (
+from penstock.server.api.shared import (
     ALIASES,
     Body,
+    Json,
     JsonObject,
+    NamedEvents,
     Offer,
     check_results,
     offer,
@@ -33,8 +32,6 @@ from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
 from penstock.server.usage import Usage
-
-Json = dict[str, Any]
 
 router = APIRouter()
 
@@ -269,7 +266,7 @@ def _joined(parts: list[TextPart] | list[Part]) -> str:
     return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
 
 
-class Progress:
+class Answer(NamedEvents):
     """The response object, and the events that tell how it comes about.
 
     A function call is sent once it is complete: a client runs what it is told, and a call that is cut off is no call.
@@ -291,14 +288,13 @@ class Progress:
             **echo,
         }
         self._number = 0
-        self._open: _Reasoning | _Text | None = None
+        self._open: _Block | None = None
 
     def begin(self) -> Iterator[Json]:
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self.response)
 
     def read(self, event: Event) -> Iterator[Json]:
-        """The events that follow from one of the turn's."""
         match event:
             case ReasoningDelta(text):
                 yield from self._more(_Reasoning, text)
@@ -312,6 +308,12 @@ class Progress:
                 yield from self._end(reason)
             case _:
                 pass  # a call has begun
+
+    def end(self) -> tuple[Json, ...]:
+        return ()
+
+    def whole(self) -> Json:
+        return self.response
 
     def fail(self, error: ApiError) -> Json:
         """The last event of a stream that goes wrong."""
@@ -331,7 +333,7 @@ class Progress:
         self.response["status"] = status
         self.response["usage"] = usage_object(self.usage)
 
-    def _more(self, kind: "type[_Reasoning | _Text]", text: str) -> Iterator[Json]:
+    def _more(self, kind: "type[_Block]", text: str) -> Iterator[Json]:
         if not isinstance(self._open, kind):
             yield from self._close()
             self._open = kind()
@@ -369,10 +371,10 @@ class Progress:
         yield self._event("response.output_item.done", output_index=self._index, item=item)
         self.response["output"].append(item)
 
-    def _part(self, what: str, block: "_Reasoning | _Text", part: Json) -> Json:
+    def _part(self, what: str, block: "_Block", part: Json) -> Json:
         return self._in_part(f"{block.part_event}.{what}", block, part=part)
 
-    def _in_part(self, name: str, block: "_Reasoning | _Text", **fields: Any) -> Json:
+    def _in_part(self, name: str, block: "_Block", **fields: Any) -> Json:
         logprobs: Json = {"logprobs": []} if name.startswith(_Text.event) else {}
         place = {"item_id": block.id, "output_index": self._index, block.index: 0}
         return self._event(name, **place, **fields, **logprobs)
@@ -383,15 +385,30 @@ class Progress:
         return event
 
 
-class _Reasoning:
-    """What the model thinks, as a summary: clients show that part, and send it back."""
+class _Block:
+    """An item that is a text, while it grows."""
 
-    event, part_event = "response.reasoning_summary_text", "response.reasoning_summary_part"
-    index = "summary_index"
+    prefix: ClassVar[str]
+    event: ClassVar[str]
+    part_event: ClassVar[str]
+    index: ClassVar[str]
 
     def __init__(self) -> None:
-        self.id = new_id("rs_")
+        self.id = new_id(self.prefix)
         self.texts: list[str] = []
+
+    def part(self) -> Json:
+        raise NotImplementedError
+
+    def item(self, status: str) -> Json:
+        raise NotImplementedError
+
+
+class _Reasoning(_Block):
+    """What the model thinks, as a summary: clients show that part, and send it back."""
+
+    prefix, index = "rs_", "summary_index"
+    event, part_event = "response.reasoning_summary_text", "response.reasoning_summary_part"
 
     def part(self) -> Json:
         return {"type": "summary_text", "text": "".join(self.texts)}
@@ -401,28 +418,18 @@ class _Reasoning:
         return {"type": "reasoning", "id": self.id, "summary": summary, "status": status}
 
 
-class _Text:
+class _Text(_Block):
     """The answer."""
 
+    prefix, index = "msg_", "content_index"
     event, part_event = "response.output_text", "response.content_part"
-    index = "content_index"
-
-    def __init__(self) -> None:
-        self.id = new_id("msg_")
-        self.texts: list[str] = []
 
     def part(self) -> Json:
         return {"type": "output_text", "text": "".join(self.texts), "annotations": [], "logprobs": []}
 
     def item(self, status: str) -> Json:
         content = [self.part()] if self.texts else []
-        return {
-            "type": "message",
-            "id": self.id,
-            "role": "assistant",
-            "content": content,
-            "status": status,
-        }
+        return {"type": "message", "id": self.id, "role": "assistant", "content": content, "status": status}
 
 
 def usage_object(usage: Usage) -> Json:
@@ -441,36 +448,10 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     settings = service.settings
     usage = Usage()
     limit = body.max_output_tokens or settings.max_tokens
-    reply = service.driver.reply(body.chat(), body.sampling(), force_call=body.offer().force)
+    reply = service.driver.reply(body.chat(), body.sampling(), forced=body.offer().force)
     turn = service.run(reply, limit, usage)
-    progress = Progress(settings.name, int(time.time()), body.echo(), usage)
+    answer = Answer(settings.name, int(time.time()), body.echo(), usage)
     if body.stream:
-        return await EventStream.open(
-            _lines(progress, turn), settings.ping, lambda error: named_event(progress.fail(error))
-        )
-    return json_reply(await unless_disconnected(request, _whole(progress, turn)))
-
-
-async def _lines(
-    progress: Progress, turn: AsyncGenerator[PrefillProgress | Token, None]
-) -> AsyncGenerator[str, None]:
-    """Server-sent events of the whole turn.  Nothing is sent before the request has its place in the queue."""
-    async with aclosing(turn):
-        begun = False
-        async for update in turn:
-            if not begun:
-                for made in progress.begin():
-                    yield named_event(made)
-                begun = True
-            for event in update.events if isinstance(update, Token) else []:
-                for made in progress.read(event):
-                    yield named_event(made)
-
-
-async def _whole(progress: Progress, turn: AsyncGenerator[PrefillProgress | Token, None]) -> Json:
-    async with aclosing(turn):
-        async for update in turn:
-            for event in update.events if isinstance(update, Token) else []:
-                for _ in progress.read(event):
-                    pass
-    return progress.response
+        failure = lambda error: named_event(answer.fail(error))  # noqa: E731
+        return await EventStream.open(answer.stream(turn), settings.ping, failure)
+    return json_reply(await unless_disconnected(request, answer.collect(turn)))

@@ -72,17 +72,17 @@ def _file(name: str) -> Response:
 
 @router.get("/dashboard/events", include_in_schema=False)
 async def events(request: Request) -> Response:
-    """One picture of the engine a second, for as long as the client listens or the server runs."""
+    """One snapshot of the engine a second, for as long as the client listens or the server runs."""
     service = service_of(request)
     metrics = getattr(request.app.state, "metrics", None)
-    pictures = _pictures(service, None if metrics is None else metrics.totals)
-    return await EventStream.open(pictures, 0.0, lambda error: data(llamacpp_envelope(error)))
+    snapshots = _snapshots(service, None if metrics is None else metrics.totals)
+    return await EventStream.open(snapshots, 0.0, lambda error: data(llamacpp_envelope(error)))
 
 
-async def _pictures(service: Service, totals: Totals | None) -> AsyncGenerator[str, None]:
+async def _snapshots(service: Service, totals: Totals | None) -> AsyncGenerator[str, None]:
     shown: dict[str, Any] | None = None
     while not service.scheduler.ended:
-        found = picture(service, totals)
+        found = snapshot(service, totals)
         latest = expert_map(service.engine.expert_map())
         if latest != shown:
             shown = found["map"] = latest
@@ -90,8 +90,8 @@ async def _pictures(service: Service, totals: Totals | None) -> AsyncGenerator[s
         await asyncio.sleep(EVERY)
 
 
-def picture(service: Service, totals: Totals | None) -> dict[str, Any]:
-    """Counters only grow, so that the page can tell rates from two pictures; the rest is as it is now."""
+def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
+    """Counters only grow, so that the page can tell rates from two snapshots; the rest is as it is now."""
     engine, scheduler, settings = service.engine, service.scheduler, service.settings
     stats, loading = engine.stats(), engine.loading
     return {

@@ -1,12 +1,19 @@
-"""What requests of several APIs have in common: strict fields, tools on offer, effort, sampling."""
+"""What several APIs have in common: strict fields, tools on offer, effort, sampling, answers in named events."""
 
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
+from penstock.chat.driver import Token
+from penstock.chat.events import Event
 from penstock.chat.messages import Message, Role, Thinking
+from penstock.engine.requests import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.http.errors import ApiError
+from penstock.server.http.streams import named_event
 
 EFFORTS: Final = {
     "none": Thinking.OFF,
@@ -25,6 +32,8 @@ MAX_CHOICES: Final = 8
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TurnUpdates = AsyncGenerator[PrefillProgress | Token, None]
+Json = dict[str, Any]
 JsonObject = dict[str, JsonValue]
 
 
@@ -151,3 +160,51 @@ class SamplingFields(BaseModel):
             if not (token.isascii() and token.isdecimal() and len(token) < 10):
                 raise refusal("logit_bias", f"{token!r} is not the id of a token")
         return {int(token): bias for token, bias in biases.items()}
+
+
+class NamedEvents(ABC):
+    """An answer of an API whose events carry names: the events that tell how it comes about, and what it becomes."""
+
+    @abstractmethod
+    def begin(self) -> Iterable[Json]:
+        """The first events."""
+
+    @abstractmethod
+    def read(self, event: Event) -> Iterable[Json]:
+        """The events that follow from one of the turn's."""
+
+    @abstractmethod
+    def end(self) -> Iterable[Json]:
+        """The last events."""
+
+    @abstractmethod
+    def whole(self) -> Json:
+        """The answer, once the turn is over."""
+
+    async def stream(self, turn: TurnUpdates) -> AsyncGenerator[str, None]:
+        """Server-sent events of a turn."""
+        async with aclosing(self._events(turn)) as events:
+            async for made in events:
+                yield named_event(made)
+
+    async def collect(self, turn: TurnUpdates) -> Json:
+        """The same turn, as a whole."""
+        async with aclosing(self._events(turn)) as events:
+            async for _ in events:
+                pass
+        return self.whole()
+
+    async def _events(self, turn: TurnUpdates) -> AsyncGenerator[Json, None]:
+        """Nothing comes before the request has its place in the queue."""
+        async with aclosing(turn):
+            begun = False
+            async for update in turn:
+                if not begun:
+                    begun = True
+                    for made in self.begin():
+                        yield made
+                for event in update.events if isinstance(update, Token) else ():
+                    for made in self.read(event):
+                        yield made
+            for made in self.end():
+                yield made
