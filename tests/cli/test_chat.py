@@ -16,7 +16,7 @@ import pytest
 from penstock.chat.messages import Role, Thinking
 from penstock.chat.saved import conversation_from_json
 from penstock.cli.chat import parse_thinking
-from penstock.cli.showing import printable
+from penstock.cli.terminal import printable
 from penstock.errors import OptionError
 from penstock.weights.synth import synth
 

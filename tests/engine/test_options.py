@@ -12,7 +12,7 @@ from penstock.errors import OptionError
 from penstock.backend import state
 from penstock.option import effective, options_of
 from penstock.pocket import pocket_path
-from penstock.server.settings import Settings
+from penstock.server.http.settings import Settings
 from tests.tiny import TinyModel
 
 

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 HELLO: Final = [{"role": "user", "content": "Hello"}]
 # A request for each endpoint that it answers with 200.

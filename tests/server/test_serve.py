@@ -19,12 +19,13 @@ import httpx
 import pytest
 
 from penstock.cli.main import app
-from penstock.cli.serve import Server, address, listen, read_keys, run
+from penstock.cli.serve import read_keys
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError, PenstockError, ReadError
 from penstock.pocket import pocket_path
+from penstock.server.http.server import Server, address, listen
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -160,9 +161,9 @@ def test_it_answers_and_ends_in_order(server: Running) -> None:
 
 def test_what_is_being_answered_at_the_end_is_told_so() -> None:
     server = Server(Service(Engine(pocket_path(), threads=1), Settings(port=0)), farewell=0)
-    with listen("127.0.0.1", 0) as door:
-        url = address(door)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    with listen("127.0.0.1", 0) as listener:
+        url = address(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         endless = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=endless, timeout=30) as stream:
@@ -203,9 +204,9 @@ def test_it_listens_and_can_end_while_weights_are_read(monkeypatch: pytest.Monke
     engine, over = Engine(pocket_path(), threads=1, load=False), threading.Event()
     monkeypatch.setattr(engine, "load", lambda: over.wait(60))
     server = Server(Service(engine, Settings(port=0)), farewell=0)
-    with listen("127.0.0.1", 0) as door:
-        url = address(door)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    with listen("127.0.0.1", 0) as listener:
+        url = address(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         health = httpx.get(f"{url}/health", timeout=30)
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Hello"}, timeout=30)
@@ -226,8 +227,8 @@ def test_a_model_that_cannot_be_read_after_all(monkeypatch: pytest.MonkeyPatch) 
         raise ReadError("model.gguf: the disk is gone")
 
     monkeypatch.setattr(engine, "load", fail)
-    with listen("127.0.0.1", 0) as door, pytest.raises(ReadError, match="the disk is gone"):
-        run(Server(Service(engine, Settings(port=0)), farewell=0), door)
+    with listen("127.0.0.1", 0) as listener, pytest.raises(ReadError, match="the disk is gone"):
+        Server(Service(engine, Settings(port=0)), farewell=0).run_until_signal(listener)
 
 
 def test_flags_that_cannot_go_together_or_be_read() -> None:
