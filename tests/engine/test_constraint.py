@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.constraint import LONGEST, Constraints, Grammar, GrammarError, Rules
-from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError
 from tests.engine.random_answers import answer, constraints, tokenizer
+from tests.engine.samplers import sampler_of
 
 ODD = '%llguidance {"no_forcing": true}\nstart: "yes" | "no"\n'
 names = st.text("abcXYZ_ é", min_size=1, max_size=4)
@@ -65,7 +66,7 @@ def test_the_best_allowed_token_wins_and_log_probabilities_stay_the_models_own()
     yes, other = codec.encode("yes")[0], codec.encode("maybe")[0]
     logits = np.zeros(codec.vocab_size, np.float32)
     logits[other], logits[yes] = 9, 1
-    sampler = Sampler(Sampling(temperature=0, top_logprobs=1), [], codec.vocab_size)
+    sampler = sampler_of(Sampling(temperature=0, top_logprobs=1), [], codec.vocab_size)
     free = sampler.sample(logits)
     sampler.constraint = constraints().constrain(Rules(Grammar(ODD)))
     held = sampler.sample(logits)
@@ -195,7 +196,7 @@ def test_a_vocabulary_without_an_end_holds_nothing() -> None:
 def test_a_bias_that_leaves_nothing_is_an_error() -> None:
     codec = tokenizer()
     starts = [id for id in range(codec.vocab_size) if codec.token_bytes(id)[:1] in (b"y", b"n")]
-    sampler = Sampler(Sampling(logit_bias=dict.fromkeys(starts, -np.inf)), [], codec.vocab_size)
+    sampler = sampler_of(Sampling(logit_bias=dict.fromkeys(starts, -np.inf)), [], codec.vocab_size)
     sampler.constraint = constraints().constrain(Rules(Grammar(ODD)))
     with pytest.raises(OptionError, match="logit_bias"):
         sampler.sample(np.ones(codec.vocab_size, np.float32))

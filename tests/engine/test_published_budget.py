@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.options import EngineOptions
-from penstock.storage.storage import plan_storage
 from penstock.errors import BudgetError
+from penstock.storage.storage import plan_storage
 from penstock.weights.gguf_writer import PlannedTensor, _header
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth
