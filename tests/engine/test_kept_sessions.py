@@ -163,7 +163,7 @@ def test_who_leaves_memory_goes_to_disk(engine: Engine, tmp_path: Path) -> None:
 # ── parking ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def until(condition: object, seconds: float = 20.0) -> None:
+def until(condition: object, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
@@ -178,7 +178,7 @@ def test_weights_leave_memory_and_come_back(model: Path, tmp_path: Path) -> None
     scheduler.start()
     first = Client(prompt(1, 50))
     scheduler.submit(first.request)
-    assert first.over.wait(20)
+    assert first.over.wait(120)
     assert scheduler.ready
     until(lambda: engine.parked)
     assert engine.stats() == {"mode": "parked"}
@@ -186,7 +186,7 @@ def test_weights_leave_memory_and_come_back(model: Path, tmp_path: Path) -> None
     second = Client([*first.request.prompt, *first.tokens, 3])
     scheduler.prefix_cache.fetch(second.request.prompt)
     scheduler.submit(second.request)
-    assert second.over.wait(20)
+    assert second.over.wait(120)
     assert second.readings[0].cached == 57
     scheduler.stop()
     assert second.tokens == alone(engine, second)
@@ -198,7 +198,7 @@ def test_parking_on_request(engine: Engine) -> None:
     busy = Client(prompt(1, 20), 200)
     scheduler.submit(busy.request)
     scheduler.park()  # once nobody needs them
-    assert busy.over.wait(20)
+    assert busy.over.wait(120)
     assert busy.failure is None
     until(lambda: engine.parked)
     scheduler.park(False)

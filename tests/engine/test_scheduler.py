@@ -58,7 +58,7 @@ def test_on_a_thread_of_its_own(engine: Engine) -> None:
     for client in clients:
         scheduler.submit(client.request)
     for client in clients:
-        assert client.over.wait(60)
+        assert client.over.wait(120)
         assert client.tokens == alone(engine, client)
     scheduler.stop()
 

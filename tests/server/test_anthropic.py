@@ -340,7 +340,7 @@ def test_pings_come_while_nothing_else_does(service: Service, monkeypatch: pytes
         emit = asked.emit
 
         def wait_for_ping(update: Any) -> None:
-            assert not isinstance(update, Step) or heard.wait(30)
+            assert not isinstance(update, Step) or heard.wait(120)
             emit(update)
 
         asked.emit = wait_for_ping

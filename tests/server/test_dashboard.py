@@ -132,7 +132,7 @@ def snapshots(service: Service, count: int, totals: Totals | None = None) -> lis
 def test_the_stream_tells_what_the_server_does() -> None:
     service = Service(small_engine(), Settings(api_keys=("secret",)))
     key = {"Authorization": "Bearer secret"}
-    with serving(service) as url, httpx.Client(base_url=url, headers=key, timeout=20) as client:
+    with serving(service) as url, httpx.Client(base_url=url, headers=key, timeout=120) as client:
         assert httpx.get(f"{url}/dashboard/events").status_code == 401
         with client.stream("GET", "/dashboard/events") as reply:
             assert reply.headers["content-type"].startswith("text/event-stream")

@@ -138,7 +138,7 @@ def test_a_body_that_does_not_come(service: Service) -> None:
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
         }
-        await asyncio.wait_for(app(scope, receive, send), 10)
+        await asyncio.wait_for(app(scope, receive, send), 60)
 
     asyncio.run(scene())
     head, body = sent
@@ -186,18 +186,18 @@ def test_a_stream_that_takes_too_long(
 
     def stand_still(work: Any) -> Any:
         if next(steps) > 0:
-            over.wait(30)
+            over.wait(120)
         return advance(work)
 
     monkeypatch.setattr(service.engine, "advance", stand_still)
-    own = Service(service.engine, Settings(timeout=0.7), service.scheduler)
+    own = Service(service.engine, Settings(timeout=2), service.scheduler)
     body = {**GREETING[path], "stream": True, "temperature": 0}
     try:
         reply: Any = TestClient(create_app(own)).post(path, json=body)
     finally:
         over.set()
     assert reply.status_code == 200
-    assert "took more than 0.7 seconds" in reply.text.splitlines()[-2]
+    assert "took more than 2 seconds" in reply.text.splitlines()[-2]
 
 
 # ── loading ───────────────────────────────────────────────────────────────────────────────────────────────

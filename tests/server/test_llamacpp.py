@@ -70,18 +70,18 @@ class Held:
         self.here, self.go_on, self.over = threading.Event(), threading.Event(), threading.Event()
         options = Sampling(temperature=0.0, ignore_eos=True)
         service.scheduler.submit(Request(prompt, max_tokens, options, self.tell))
-        assert self.here.wait(30)
+        assert self.here.wait(120)
 
     def tell(self, update: Update) -> None:
         if isinstance(update, Step):
             self.here.set()
-            self.go_on.wait(30)
+            self.go_on.wait(120)
             if update.finish_reason is not None:
                 self.over.set()
 
     def finish(self) -> None:
         self.go_on.set()
-        assert self.over.wait(30)
+        assert self.over.wait(120)
 
 
 def test_idle_slots(client: TestClient, service: Service) -> None:

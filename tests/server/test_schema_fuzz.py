@@ -111,7 +111,7 @@ ANY_TIME: Final = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthChec
 def client() -> Iterator[TestClient]:
     """Answers are short, and nobody waits for one for long."""
     engine = Engine(pocket_path(), threads=1, context=256)
-    service = Service(engine, Settings(max_tokens=4, timeout=20, max_body=1 << 20))
+    service = Service(engine, Settings(max_tokens=4, timeout=300, max_body=1 << 20))
     with TestClient(create_app(service), raise_server_exceptions=False) as client:
         yield client
 

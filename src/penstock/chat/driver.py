@@ -12,16 +12,19 @@ Nothing here generates.  Whoever has an engine, a scheduler or several sessions 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from penstock.chat.deepseek_v4 import DeepSeekV4Format
 from penstock.chat.events import Event, TextDelta, ToolCallStarted, Turn
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation, Message
-from penstock.chat.replay import Replay
 from penstock.engine.constraint import Constraint, Constraints
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
+
+if TYPE_CHECKING:  # the database is for those who have one
+    from penstock.chat.replay import Replay
 
 
 def format_of(engine: Engine) -> ChatFormat:
@@ -34,7 +37,7 @@ class ChatDriver:
     """Makes replies for one engine.  `replay`: what the model has said before, for conversations that come back as
     text."""
 
-    def __init__(self, engine: Engine, replay: Replay | None = None, format: ChatFormat | None = None):
+    def __init__(self, engine: Engine, replay: "Replay | None" = None, format: ChatFormat | None = None):
         self.engine, self.replay = engine, replay
         self.format = format or format_of(engine)
 
@@ -114,7 +117,7 @@ class Reply:
     @property
     def constrained(self) -> bool:
         """Whether the turn has a form to be held to."""
-        return self._driver.format.constrains(self._conversation)
+        return self._conversation.constrained
 
     def constraint(self) -> Constraint | None:
         """What holds the turn to its form.  Compiling a grammar may take a while, and the first one a second."""

@@ -49,10 +49,6 @@ class ChatFormat(ABC):
         reasoning and tool calls."""
 
     @abstractmethod
-    def constrains(self, conversation: Conversation) -> bool:
-        """Whether the next turn is held to a grammar at all."""
-
-    @abstractmethod
     def constraint(
         self, constraints: Constraints, conversation: Conversation, prompt: Prompt
     ) -> Constraint | None:

@@ -69,6 +69,11 @@ class Conversation:
     schema_field: str = field(default="response_format.json_schema.schema", compare=False)
     parallel_calls: bool = True
 
+    @property
+    def constrained(self) -> bool:
+        """Whether the next turn has a form that it is held to."""
+        return bool(self.tools) or self.json_only or self.response_schema is not None
+
 
 def question(user: str, system: str = "", thinking: bool = False) -> Conversation:
     """A conversation of one question."""

@@ -10,9 +10,9 @@ from penstock.engine.engine import Engine
 from penstock.engine.session import Session
 
 MIN_PREFIX: Final = 16  # tokens in common below which a session is not used
-LEAST: Final = 64 << 20  # bytes for sessions, and
-MOST: Final = 1 << 30  # as far as there is memory that the plan has no use for
-FULL: Final = 8  # sessions that such memory should hold
+MIN_BYTES: Final = 64 << 20  # for sessions, and
+MAX_BYTES: Final = 1 << 30  # as far as there is memory that the plan has no use for
+FULL_SESSIONS: Final = 8  # that such memory should hold
 CHANGED: Final = -1  # tokens of a session that cannot rewind to what it has in common with a prompt
 PENDING_SHARE: Final = 4  # of the budget, a quarter may be sessions that wait to be saved
 
@@ -200,7 +200,7 @@ def _usable(idle: _Idle, prompt: Sequence[int]) -> int:
 def _budget(engine: Engine) -> int:
     """What the plan has for sessions, and of what it leaves over as much as is of use."""
     plan, full = engine.plan, engine.state_bytes(engine.context)
-    useful = min(max(FULL * full, LEAST), max(full, MOST))
+    useful = min(max(FULL_SESSIONS * full, MIN_BYTES), max(full, MAX_BYTES))
     if plan.budget is None:
         return useful
     return max(plan.state, min(useful, plan.state + plan.budget - plan.total))

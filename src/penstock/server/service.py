@@ -196,9 +196,8 @@ class LoopDispatch:
                 self.loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
-        self._scheduled = (
-            False  # first: what is sent from now on wakes the loop again, what was sent before is here
-        )
+        # First: what is sent from now on wakes the loop again, what was sent before is here.
+        self._scheduled = False
         while self._calls:
             function, update = self._calls.popleft()
             function(update)

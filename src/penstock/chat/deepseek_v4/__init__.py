@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.chat.deepseek_v4 import grammar, render
+from penstock.chat.deepseek_v4 import render
 from penstock.chat.deepseek_v4.markers import END_THINK
 from penstock.chat.deepseek_v4.parse import Parser
 from penstock.chat.format import ChatFormat
@@ -30,12 +30,11 @@ class DeepSeekV4Format(ChatFormat):
             forced=prompt.forced,
         )
 
-    def constrains(self, conversation: Conversation) -> bool:
-        return grammar.is_constrained(conversation)
-
     def constraint(
         self, constraints: Constraints, conversation: Conversation, prompt: Prompt
     ) -> Constraint | None:
+        from penstock.chat.deepseek_v4 import grammar  # few turns need one
+
         last = conversation.messages[-1]
         begun = (last.content or last.reasoning or "") if prompt.continues else ""
         return grammar.turn_constraint(

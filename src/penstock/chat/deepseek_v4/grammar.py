@@ -45,11 +45,6 @@ _MOST_NAMES: Final = 64  # the grammar counts them in the bits of a word
 _TERMINALS: Final = 'TEXT: /(?s:.*)<\\//\nNAME: /[^"<>\\n]{1,64}/\n'
 
 
-def is_constrained(conversation: Conversation) -> bool:
-    """Whether the next turn has a form at all."""
-    return bool(conversation.tools) or _form(conversation) is not None
-
-
 def turn_constraint(
     constraints: Constraints,
     conversation: Conversation,
