@@ -84,7 +84,7 @@ FLOORS: Final = (
         "native",
         (
             Stop("", "ps_attention_layer_run", "attention_layer.cpp"),
-            Stop("", "ps_table_experts", "feed_forward.cpp"),
+            Stop("", "ps_experts", "feed_forward.cpp"),
         ),
         (Stop("", "ps_head_input", "hyper.cpp"), Stop("", "ps_products", "products.cpp")),
     ),
