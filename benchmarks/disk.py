@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import OptionError
+from penstock.machine.pages import reserve
 from penstock.storage.reader import BLOCK, CHUNK, Piece, Reader
-from penstock.storage.slots import anonymous
 
 EXPERT: Final = 7 << 20  # bytes, about
 IN_FLIGHT: Final = 12  # experts
@@ -37,7 +37,7 @@ def _bandwidth(path: Path, chunk: int, seconds: float) -> float:
             )
         if not file.direct:
             raise OptionError(f"{path}: its file system has no direct reads, so the disk cannot be measured")
-        memory = np.frombuffer(anonymous(IN_FLIGHT * EXPERT), np.uint8)
+        memory = np.frombuffer(reserve(IN_FLIGHT * EXPERT, large=True), np.uint8)
         memory[::BLOCK] = 1  # so that every page exists
         places = random.Random()
 

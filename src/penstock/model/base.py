@@ -1,7 +1,6 @@
 """What an engine asks of a model, whatever its architecture."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -70,8 +69,3 @@ class Architecture(ABC):
     @abstractmethod
     def announce(self, tokens: NDArray[np.int64]) -> None:
         """These tokens come next; some layers know by them what to read."""
-
-
-def blocks_of(layers: Iterable[int]) -> list[str]:
-    """Names of layers in a checkpoint."""
-    return [f"blk.{number}" for number in layers]

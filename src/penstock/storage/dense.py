@@ -14,9 +14,9 @@ import numpy as np
 
 from penstock.backend.base import Backend, DeviceWeight
 from penstock.errors import ReadError
+from penstock.machine.pages import reserve
 from penstock.storage.bundle import Bundle, Bytes
 from penstock.storage.reader import Reader
-from penstock.storage.slots import anonymous
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.tensor import TensorInfo, Weight
 
@@ -111,7 +111,7 @@ class LoadedDense(DenseWeights):
             block: Bundle.of([weight.info for weight in weights]) for block, weights in self._weights.items()
         }
         held = [block for block in self._bundles if block not in self.order]
-        memory = np.frombuffer(anonymous(max(mmap.PAGESIZE, self.held_bytes)), np.uint8)
+        memory = np.frombuffer(reserve(max(mmap.PAGESIZE, self.held_bytes), large=True), np.uint8)
         jobs, at = [], 0
         for block in held:
             bundle = self._bundles[block]
@@ -127,14 +127,14 @@ class LoadedDense(DenseWeights):
                 progress(done, self.held_bytes)
         if self.order:
             size = max(self._bundles[block].nbytes for block in self.order)
-            self._buffers = [np.frombuffer(anonymous(size), np.uint8) for _ in range(BUFFERS)]
+            self._buffers = [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(BUFFERS)]
         for number, block in enumerate(self.order[:BUFFERS]):
             self._begin(block, number)
         if self.slice_head:
             self._slices = slices(self.checkpoint.index[HEAD])
             self._slice_weights = [self.backend.weight(bundle.infos[0]) for bundle in self._slices]
             size = max(bundle.nbytes for bundle in self._slices)
-            self._slice_buffers = [np.frombuffer(anonymous(size), np.uint8) for _ in range(BUFFERS)]
+            self._slice_buffers = [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(BUFFERS)]
 
     @property
     def held_bytes(self) -> int:

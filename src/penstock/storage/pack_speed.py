@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.machine.pages import reserve
 from penstock.storage.bundle import Bundle, Bytes, Stretch
 from penstock.storage.reader import BLOCK, Reader, aligned
-from penstock.storage.slots import anonymous
 from penstock.storage.source import ExpertSource
 
 SECONDS: Final = 0.05  # of reading in one way before it is the other's turn
@@ -40,7 +40,7 @@ def reads_per_expert(source: ExpertSource) -> float:
 def measure(source: ExpertSource, seconds: float = SECONDS, rounds: int = ROUNDS) -> Speeds:
     """Reads both ways by turns, with as many experts on their way as a token asks a layer for."""
     in_flight = source.checkpoint.config.experts_used
-    buffers = [np.frombuffer(anonymous(max(source.slot_bytes)), np.uint8) for _ in range(in_flight)]
+    buffers = [np.frombuffer(reserve(max(source.slot_bytes), large=True), np.uint8) for _ in range(in_flight)]
     apart: list[float] = []
     together: list[float] = []
     ways = [(_as_they_lie(source), apart), (_in_one_piece(source), together)]

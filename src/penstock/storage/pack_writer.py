@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import ModelFormatError, OptionError
+from penstock.machine.pages import reserve
 from penstock.storage.bundle import Bytes
 from penstock.storage.pack import LONGEST_HEADER, Layout, header_of, layouts_of, sealed
 from penstock.storage.reader import Reader
-from penstock.storage.slots import anonymous
 from penstock.storage.source import ExpertSource
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.direct_file import DirectFile
@@ -58,7 +58,7 @@ def write_pack(
     source = ExpertSource(checkpoint)
     check_destination(source, path, overwrite)
     layouts = layouts_of(source)
-    buffers = [np.frombuffer(anonymous(max(source.slot_bytes)), np.uint8) for _ in range(BUFFERS)]
+    buffers = [np.frombuffer(reserve(max(source.slot_bytes), large=True), np.uint8) for _ in range(BUFFERS)]
     part = path.with_name(path.name + ".part")
     try:
         with DirectFile(part) as sink, closing(Reader()) as reader:

@@ -6,11 +6,12 @@ more: the sum of all is what counts, and there is nothing to fragment.
 """
 
 import mmap
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.machine.pages import reserve
 
 PAGE: Final = mmap.PAGESIZE
 ROOM: Final = 256  # slots that an arena gets addresses for at a time
@@ -71,21 +72,11 @@ class Slots:
         return False
 
 
-def anonymous(size: int) -> mmap.mmap:
-    """Memory of the process's own, in large pages where the system has them; no page exists before it is written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = mmap.mmap(-1, size, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
 def _arena(size: int) -> list[Slot]:
     """Addresses for more slots, the first to be used last in the list."""
     if size <= 0 or size % PAGE:
         raise ValueError(f"a slot of {size:,} bytes, expected a whole number of pages")
-    arena = anonymous(size * ROOM)
+    arena = reserve(size * ROOM, large=True)
     whole = np.frombuffer(arena, dtype=np.uint8)
     base = whole.ctypes.data
     starts = range(0, size * ROOM, size)

@@ -60,7 +60,7 @@ class Storage:
         if self.recorder is not None:
             self.recorder.step += 1
         if self.watch is not None:
-            self.watch.look()
+            self.watch.adjust()
 
     def stats(self) -> dict[str, Any]:
         """Counters since the beginning, those of the latest step, and by block."""

@@ -8,7 +8,7 @@ from penstock.machine.pressure import Paging, group_pressure, machine_pressure, 
 from penstock.storage.governor import Governor, Sample
 from penstock.storage.streamed import StreamedExperts
 
-EVERY: Final = 1.0  # seconds between two looks
+EVERY: Final = 1.0  # seconds between two samples
 
 
 class Watch:
@@ -19,12 +19,13 @@ class Watch:
         self.experts = experts
         self.governor = Governor(size, min(lowest, size), max(highest, size), read_memory().margin)
         self._paging: Paging = read_paging()
-        self._looked = time.monotonic()
+        self._sampled = time.monotonic()
         self.resizes = 0
 
-    def look(self) -> None:
+    def adjust(self) -> None:
+        """Called before every step; most of the time there is nothing to do."""
         now = time.monotonic()
-        passed = now - self._looked
+        passed = now - self._sampled
         if passed < EVERY:
             return
         paging, pressure = read_paging(), group_pressure() or machine_pressure()
@@ -35,7 +36,7 @@ class Watch:
             swap_ins=_rate(paging.swap_ins, self._paging.swap_ins, passed),
             size=self.experts.cache.used,
         )
-        self._paging, self._looked = paging, now
+        self._paging, self._sampled = paging, now
         size = self.governor.advise(sample, now)
         if size != self.experts.cache.capacity:
             self.experts.resize(size)

@@ -15,7 +15,9 @@ from penstock.weights.tensor import TensorInfo
 if TYPE_CHECKING:
     from penstock.backend.cpu.deepseek_v4.ops import CpuOps
 
-PROGRAM: Final = 96 << 20  # interpreter, libraries and the server: 45 MiB for an engine alone, 82 with the server
+PROGRAM: Final = (
+    96 << 20
+)  # interpreter, libraries and the server: 45 MiB for an engine alone, 82 with the server
 
 
 class CpuBackend(Backend):

@@ -1,7 +1,6 @@
 """Arrays that native kernels work on: numpy's, with their address at hand, in memory that is used step after step."""
 
 import mmap
-from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -43,21 +42,6 @@ class Workspace:
         buffer = Buffer(whole[:rows])
         self._latest[name] = (rows, buffer)
         return buffer
-
-
-def reserve(nbytes: int) -> mmap.mmap:
-    """Address space.  A page of it becomes memory when something is written there, and reads as zeros before."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(-1, max(1, nbytes), flags=flags)
-
-
-def reserve_large(nbytes: int) -> mmap.mmap:
-    """The same in large pages where the system has them."""
-    memory = reserve(nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def view(memory: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

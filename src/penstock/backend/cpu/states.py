@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.cpu.memory import reserve, view
+from penstock.backend.cpu.memory import view
 from penstock.backend.state import DTYPES, Rows, Series, StateLayout, StatePool
+from penstock.machine.pages import reserve
 
 
 class Staged(NamedTuple):
@@ -46,10 +47,8 @@ class CpuStates(StatePool):
             self._bytes += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def allocate(self) -> int:
-        memory = reserve(self._bytes)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # A huge page per series would charge a short session megabytes for kilobytes of rows.
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        # A large page per series would charge a short session megabytes for kilobytes of rows.
+        memory = reserve(self._bytes, large=False)
         parts = zip(self.layout.series, self.capacities, self._offsets, strict=True)
         series = [
             view(memory, offset, (rows, series.width), DTYPES[series.dtype]) for series, rows, offset in parts
