@@ -1,9 +1,10 @@
 """Times the GPU's decode kernels on the shapes of DeepSeek-V4-Flash in the q2 mix, random weights, all 43 layers.
 
-    python benchmarks/gpu_kernels.py [--rows 1,4,8] [--layers 43] [--only NAME]
+    python benchmarks/gpu_kernels.py [--rows 1,4,8] [--context 2048] [--layers 43] [--only NAMES] [--serial]
 
-Every line is a graph of that kernel over all layers (so that nothing stays in the L2 cache), with its bytes, time,
-bandwidth and share of the floor; the last lines are whole chains in one graph with overlapping launches.
+Every line is a graph of one kind of kernel over all layers (so that nothing stays in the L2 cache), with its bytes,
+time, bandwidth and share of the floor; `products` is all matrix products in one graph, `token` everything from the
+tokens' embeddings to the next tokens.
 """
 
 import argparse
@@ -13,11 +14,19 @@ from collections.abc import Callable
 import torch
 
 from penstock.backend.cuda import layouts
+from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, Places, Remember
+from penstock.backend.cuda.dense import Dense
+from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
+from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
-from penstock.backend.cuda.products import Dense, DigitVectors, Down, GateUp, Router
+from penstock.backend.cuda.routing import Router
+from penstock.backend.cuda.sample import Sample
 from penstock.backend.cuda.weights import Packed, empty
 from penstock.weights import types
 from penstock.weights.types import WeightType
+
+Tune = dict[str, int]
 
 BANDWIDTH = 4.54e12  # bytes a second, measured by reading on an H200
 HIDDEN, HEADS, DIM, RANK, GROUPS, WIDTH, EXPERTS, VOCABULARY = 4096, 64, 512, 1024, 8, 2048, 256, 129280
@@ -79,6 +88,7 @@ class Layer:
         m = ratio(index)
         self.compressor: list[Packed] = []
         self.index_q: Packed | None = None
+        self.fn = [torch.randn(24, 4 * HIDDEN, device="cuda").mul(0.01).half() for _ in range(2)]
         if m:
             width = 1024 if m == 4 else 512
             self.compressor = [random_packed(f16, width, HIDDEN) for _ in range(2)]
@@ -88,43 +98,100 @@ class Layer:
 
 
 class Step:
-    """The launches of one layer."""
+    """The launches of one layer for `rows` rows at position `context`."""
 
-    def __init__(self, layer: Layer, rows: int, seed: int, tune: dict[str, int]):
-        def buffer(width: int) -> torch.Tensor:
-            return torch.randn(rows, width, device="cuda")
+    PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "shared", "gate_up", "down")
 
-        self.layer, self.rows = layer, rows
-        x, heads, norm = buffer(HIDDEN), buffer(HEADS * DIM), torch.rand(HIDDEN, device="cuda") + 0.5
-        qr, q, y = buffer(RANK), buffer(HEADS * DIM), buffer(HIDDEN)
-        middle = DigitVectors(rows, GROUPS * RANK)
-        eps = 1e-6
-        first = [layer.q_a, layer.kv, *layer.compressor]
-        stages = tune.get("dense", 2)
-        self.q_a = Dense(first, x, [qr, *(buffer(m.rows) for m in first[1:])], rows, norm, eps, stages=stages)
-        second = [layer.q_b, *([layer.index_q] if layer.index_q else [])]
-        outs = [q, *(buffer(m.rows) for m in second[1:])]
-        self.q_b = Dense(
-            second, qr, outs, rows, norm[:RANK].contiguous(), eps, stages=tune.get("q_b", stages)
+    def __init__(
+        self, layer: Layer, index: int, rows: int, context: int, streams: list[torch.Tensor], tune: Tune
+    ):
+        def buffer(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, device="cuda")
+
+        self.layer, eps, m = layer, 1e-6, ratio(index)
+        norm, norm_q = torch.rand(HIDDEN, device="cuda") + 0.5, torch.rand(RANK, device="cuda") + 0.5
+        partial, coefficients, y = (
+            buffer(mix_blocks(HIDDEN), rows, 32),
+            buffer(rows, 24),
+            buffer(rows, HIDDEN),
         )
+        base, scale = torch.randn(24, device="cuda"), torch.rand(3, device="cuda")
+        stages = tune.get("dense", 2)
+        frequencies = torch.rand(32, device="cuda")
+        positions = torch.full((rows,), context, dtype=torch.int32, device="cuda")
+        places = Places(positions, torch.arange(rows, dtype=torch.int32, device="cuda"), frequencies)
+
+        x = Image(rows, HIDDEN, DIGITS | (HALVES if m else 0))
+        self.mix_a = LeaveAndMix(streams[1], layer.fn[0], partial, streams[0], y, coefficients)
+        self.collapse_a = Collapse(streams[1], partial, base, scale, coefficients, norm, x, eps, eps)
+        first = [layer.q_a, layer.kv, *layer.compressor]
+        outs = [buffer(rows, w.rows) for w in first]
+        self.q_a = Dense(first, x, outs, rows, stages=stages)
+        second = [layer.q_b, *([layer.index_q] if layer.index_q else [])]
+        q = [buffer(rows, w.rows) for w in second]
+        self.q_b = Dense(second, outs[0], q, rows, norm_q, eps, stages=tune.get("q_b", stages))
+
+        window = torch.randn(rows, 136, DIM, device="cuda").half()
+        compressors, compressed, picks, counts = [], None, None, None
+        if m:
+            compressed = torch.randn(rows, context // m + 2, DIM, device="cuda").half()
+            index_keys = torch.randn(rows, context // m + 2, 128, device="cuda").half()
+            for i, keys in ((1, compressed), (3, index_keys))[: 2 if m == 4 else 1]:
+                width = outs[1 + i].shape[1]
+                frontier = buffer(rows, 2 * m + 8, 2 * width)
+                ape, small = buffer(m, width), torch.ones(keys.shape[2], device="cuda")
+                compressors.append(CompressorState(outs[1 + i], outs[2 + i], ape, small, frontier, keys))
+        self.remember = Remember(outs[1], torch.ones(DIM, device="cuda"), window, places, compressors, eps)
+        self.indexer: Indexer | None = None
+        if m == 4:
+            scores = buffer(rows, context // m + 2)
+            picks = torch.zeros(rows, 512, dtype=torch.int32, device="cuda")
+            counts = torch.zeros(rows, dtype=torch.int32, device="cuda")
+            self.indexer = Indexer(
+                q[1].view(rows, 64, 128), outs[6], index_keys, places, scores, picks, counts, m
+            )
+        heads = Image(rows, HIDDEN, DIGITS, GROUPS)
+        self.attention = Attention(
+            q[0].view(rows, HEADS, DIM), window, places, buffer(HEADS), 128, eps, m, compressed, picks, counts,
+            digits=heads, splits=tune.get("splits", 20),
+        )  # fmt: skip
+        middle = DigitVectors(rows, GROUPS * RANK)
         self.out_a = Dense([layer.out_a], heads, [middle.values], rows, digits=middle, stages=stages)
         self.out_b = Dense([layer.out_b], middle, [y], rows, stages=stages)
+
+        x2 = Image(rows, HIDDEN, DIGITS | NEGATED | HALVES)
+        self.mix_b = LeaveAndMix(streams[0], layer.fn[1], partial, streams[1], y, coefficients)
+        self.collapse_b = Collapse(streams[0], partial, base, scale, coefficients, norm, x2, eps, eps)
         logits = torch.randn(rows, EXPERTS, device="cuda")
         shared_acts, acts = DigitVectors(rows, WIDTH), DigitVectors(rows * 6, WIDTH, 64)
-        bias = torch.randn(EXPERTS, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
-        router = Router(logits, 6, 1.5, bias)
-        both = [layer.shared_up, layer.router]
+        router = Router(logits, 6, 1.5, torch.randn(EXPERTS, device="cuda") * 0.1)
+        both, results = [layer.shared_up, layer.router], [shared_acts.values, logits]
         self.shared = Dense(
-            both, x, [shared_acts.values, logits], rows, norm, eps, shared_acts, 10.0, stages=stages
+            both,
+            x2,
+            results,
+            rows,
+            digits=shared_acts,
+            limit=10.0,
+            router=router,
+            stages=tune.get("shared", stages),
         )
-        self.gate_up = GateUp(layer.gate_up, router, x, acts, rows, norm, eps, stages=tune.get("up", 3))
+        self.gate_up = GateUp(layer.gate_up, router, x2, acts, rows, stages=tune.get("up", 2))
         self.down = Down(
             layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 3)
         )
+        self.router = router
 
-    def chain(self) -> None:
-        for kernel in (self.q_a, self.q_b, self.out_a, self.out_b, self.shared, self.gate_up, self.down):
-            kernel.launch(OVERLAP)
+    def names(self) -> tuple[str, ...]:
+        middle = ("indexer",) if self.indexer else ()
+        first = ("mix_a", "collapse_a", "q_a", "q_b", "remember", *middle, "attention", "out_a", "out_b")
+        return (*first, "mix_b", "collapse_b", "shared", "gate_up", "down")
+
+    def launch(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            kernel = getattr(self, name)
+            if kernel is not None:
+                kernel.launch(OVERLAP)
 
 
 OVERLAP = True
@@ -133,8 +200,9 @@ OVERLAP = True
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", default="1")
+    parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=43)
-    parser.add_argument("--tune", default="", help="ring stages, e.g. dense=3,up=2")
+    parser.add_argument("--tune", default="", help="variants, e.g. dense=3,up=2/splits=40")
     parser.add_argument("--only", default="")
     parser.add_argument("--serial", action="store_true", help="no overlap between kernels")
     options = parser.parse_args()
@@ -146,42 +214,72 @@ def main() -> None:
     for variant in options.tune.split("/"):
         tune = {k: int(v) for k, v in (item.split("=") for item in variant.split(",") if item)}
         for rows in (int(r) for r in options.rows.split(",")):
-            report(layers, head, rows, tune, options.only)
+            report(layers, head, rows, options.context, tune, options.only)
 
 
-def report(layers: list[Layer], head: Packed, rows: int, tune: dict[str, int], only: str) -> None:
-    steps = [Step(layer, rows, i, tune) for i, layer in enumerate(layers)]
-    x, logits = torch.randn(rows, HIDDEN, device="cuda"), torch.empty(rows, VOCABULARY, device="cuda")
-    last = Dense(
-        [head], x, [logits], rows, torch.ones(HIDDEN, device="cuda"), 1e-6, stages=tune.get("dense", 2)
+def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tune, only: str) -> None:
+    streams = [torch.randn(rows, 4, HIDDEN, device="cuda") for _ in range(2)]
+    steps = [Step(layer, i, rows, context, streams, tune) for i, layer in enumerate(layers)]
+    tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    embeddings = torch.randn(VOCABULARY, HIDDEN, device="cuda").half()
+    x, logits = Image(rows, HIDDEN, DIGITS), torch.empty(rows, VOCABULARY, device="cuda")
+    partial, coefficients = (
+        torch.zeros(mix_blocks(HIDDEN), rows, 32, device="cuda"),
+        torch.zeros(rows, 24, device="cuda"),
     )
-    n, used = len(layers), len({*range(6 * rows)}) / EXPERTS  # random bias: rows of one layer mostly agree
-    one = layers[-1]
+    enter = LeaveAndMix(streams[0], layers[0].fn[0], partial, embeddings=embeddings, tokens=tokens)
+    fn = torch.randn(4, 4 * HIDDEN, device="cuda").mul(0.01).half()
+    leave = LeaveAndMix(streams[1], fn, partial, streams[0])
+    ones = torch.ones(HIDDEN, device="cuda")
+    final = Collapse(
+        streams[1], partial, torch.zeros(4, device="cuda"), ones[:1], coefficients, ones, x, 1e-6, 1e-6
+    )
+    last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
+    chances = torch.rand(rows, dtype=torch.float64, device="cuda")
+    sample = Sample(logits, torch.ones(rows, device="cuda"), chances, tokens)
+
+    def everything() -> None:
+        enter.launch(OVERLAP)
+        for step in steps:
+            step.launch(step.names())
+        for kernel in (leave, final, last, sample):
+            kernel.launch(OVERLAP)
+
+    everything()
+    torch.cuda.synchronize()
+    n, one = len(layers), layers[-1]
+    used = sum(len(step.router.ids(rows).unique()) for step in steps) / n
     works: dict[str, tuple[int, Callable[[], None]]] = {}
 
-    def every(name: str) -> Callable[[], None]:
-        return lambda: [getattr(step, name).launch(OVERLAP) for step in steps] and None
+    def every(*names: str) -> Callable[[], None]:
+        return lambda: [step.launch(names) for step in steps] and None
 
     for name in ("q_a", "q_b", "out_a", "out_b", "shared"):
         works[name] = (sum(getattr(step, name).nbytes for step in steps), every(name))
-    works["gate_up"] = (int(n * one.gate_up.nbytes * used), every("gate_up"))
-    works["down"] = (int(n * (one.down.nbytes * used + one.shared_down.nbytes)), every("down"))
+    works["gate_up"] = (int(n * one.gate_up.nbytes * used / EXPERTS), every("gate_up"))
+    works["down"] = (int(n * (one.down.nbytes * used / EXPERTS + one.shared_down.nbytes)), every("down"))
     works["head"] = (head.nbytes, lambda: last.launch(OVERLAP))
-
-    def everything() -> None:
-        for step in steps:
-            step.chain()
-        last.launch(OVERLAP)
-
-    works["chain"] = (sum(size for size, _ in works.values()), everything)
-    print(f"{rows} rows, {n} layers, {tune or 'usual stages'}")
-    print(f"  {'kernel':10} {'MB':>9} {'ms':>8} {'TB/s':>6} {'of floor':>8}")
+    products = sum(size for size, _ in works.values())
+    works["products"] = (
+        products,
+        lambda: [*(s.launch(Step.PRODUCTS) for s in steps), last.launch(OVERLAP)] and None,
+    )
+    works["mix"] = (2 * n * 24 * 4 * HIDDEN * 2, every("mix_a", "mix_b"))
+    works["collapse"] = (0, every("collapse_a", "collapse_b"))
+    works["remember"] = (0, every("remember"))
+    works["indexer"] = (21 * rows * context // 4 * 256, every("indexer"))
+    works["attention"] = (0, every("attention"))
+    works["sample"] = (0, lambda: sample.launch(OVERLAP))
+    works["token"] = (sum(size for name, (size, _) in works.items() if name != "products"), everything)
+    print(f"{rows} rows, {n} layers, context {context}, {used:.1f} experts a layer, {tune or 'usual stages'}")
+    print(f"  {'kernel':10} {'MB':>9} {'ms':>8} {'µs/layer':>9} {'TB/s':>6} {'of floor':>8}")
     for name, (size, work) in works.items():
         if only and name not in only.split(","):
             continue
         ms = milliseconds(work)
+        share = f"{size / BANDWIDTH * 1e3 / ms:8.0%}" if size else ""
         print(
-            f"  {name:10} {size / 1e6:9.1f} {ms:8.3f} {size / ms / 1e9:6.2f} {size / BANDWIDTH * 1e3 / ms:8.0%}",
+            f"  {name:10} {size / 1e6:9.1f} {ms:8.3f} {ms / n * 1e3:9.1f} {size / ms / 1e9:6.2f} {share}",
             flush=True,
         )
 

@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from penstock.backend.cuda import layouts, weights
-from penstock.backend.cuda.products import Dense, DigitVectors, Down, GateUp, Router
+from penstock.backend.cuda.dense import Dense
+from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.hyper import MakeImage
+from penstock.backend.cuda.inputs import DIGITS, FLOATS, HALVES, NEGATED, DigitVectors, Image
+from penstock.backend.cuda.routing import Router
 from penstock.weights import types
 from penstock.weights.types import WeightType
 from tests.gpu import reference as ref
@@ -13,7 +17,7 @@ from tests.gpu import reference as ref
 KINDS = list(layouts.LAYOUTS)
 DENSE = [kind for kind in KINDS if kind is not types.IQ2_XXS]
 EXPERTS = [types.IQ2_XXS, types.Q2_K, types.Q4_K, types.MXFP4, types.Q8_0]
-FLOATS = (types.F16, types.BF16, types.F32)
+PLAIN = (types.F16, types.BF16, types.F32)
 
 # Inputs have 16 bits: half a step of 1 / 32512 of the largest of 256, which averages out over a row.
 AGAINST_INPUTS, AGAINST_DIGITS = 2e-4, 6e-6
@@ -51,7 +55,7 @@ def test_repacking_pairs_and_experts() -> None:
 def test_dense_products(kind: WeightType, rows: int, columns: int) -> None:
     raw = ref.random_weights(kind, rows, columns, 3)
     packed = weights.repack(on_card(raw), kind, rows, columns)
-    n = 8 if columns < 8192 or kind not in FLOATS else 4
+    n = 8 if columns < 8192 or kind not in PLAIN else 4
     x = ref.random_inputs(n, columns, 4)
     device_x = on_card(x)
     first = None
@@ -63,7 +67,7 @@ def test_dense_products(kind: WeightType, rows: int, columns: int) -> None:
         result = out.cpu().numpy()
         if first is None:
             first = result
-            exact = x.astype(np.float64) if kind in FLOATS else ref.as_digits(x.astype(np.float64))
+            exact = x.astype(np.float64) if kind in PLAIN else ref.as_digits(x.astype(np.float64))
             w = ref.decoded(raw, kind)
             assert ref.error(result, exact @ w.T) < AGAINST_DIGITS
             assert ref.error(result, x.astype(np.float64) @ w.T) < AGAINST_INPUTS
@@ -148,6 +152,7 @@ class Experts:
             rows,
             digits=shared_acts,
             limit=self.limit,
+            router=router,
         )
         up = GateUp(self.gate_up, router, x, acts, rows, limit=self.limit)
         down = Down(self.packed_down, router, acts, out, rows, self.shared_down, shared_acts)
@@ -214,3 +219,37 @@ def test_experts_by_token() -> None:
     out, logits = layer.run(on_card(x), on_card(table), on_card(tokens))
     wanted = layer.wanted(x.astype(np.float64), logits.cpu().numpy().astype(np.float64), table, tokens)
     assert ref.error(out.cpu().numpy(), wanted) < 2 * AGAINST_INPUTS
+
+
+@pytest.mark.parametrize("kind", DENSE, ids=ids)
+def test_images_give_the_same_bits(kind: WeightType) -> None:
+    """Inputs made ready once for several products, in more forms than this one asks for."""
+    columns, rows, eps = 1024, 3, 1e-6
+    packed = weights.repack(on_card(ref.random_weights(kind, 64, columns, 40)), kind, 64, columns)
+    x, norm = on_card(ref.random_inputs(rows, columns, 41)), on_card(ref.random_inputs(1, columns, 42)[0])
+    image = Image(rows, columns, DIGITS | NEGATED | HALVES | FLOATS)
+    outs = [poisoned(rows, 64) for _ in range(2)]
+    MakeImage(x, image, norm, eps).launch()
+    Dense([packed], image, [outs[0]], rows).launch()
+    Dense([packed], x, [outs[1]], rows, norm, eps).launch()
+    assert torch.equal(outs[0], outs[1])
+
+
+def test_what_the_router_chooses() -> None:
+    """Ties go to the lower id; a row's experts stand best first, with weights that add up to the scale."""
+    experts, hidden = 64, 256
+    raw = ref.random_weights(types.F32, experts, hidden, 50)
+    raw[33] = raw[12]  # equal logits
+    packed = weights.repack(on_card(raw), types.F32, experts, hidden)
+    x = ref.random_inputs(4, hidden, 51)
+    x[0] = raw[12].view(np.float32) * 50  # so that both are the best of row 0
+    logits = poisoned(4, experts)
+    router = Router(logits, 6, 1.5)
+    Dense([packed], on_card(x), [logits], 4, router=router).launch()
+    scores = ref.router_scores(logits.cpu().numpy().astype(np.float64))
+    wanted = np.argsort(-scores, axis=1, kind="stable")[:, :6]
+    assert np.array_equal(router.ids(4).cpu().numpy(), wanted)
+    assert wanted[0, :2].tolist() == [12, 33]
+    chosen = np.take_along_axis(scores, wanted, axis=1)
+    got = router.weights(4).cpu().numpy()
+    np.testing.assert_allclose(got, 1.5 * chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-5)

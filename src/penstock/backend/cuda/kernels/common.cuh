@@ -7,6 +7,10 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+#ifndef INFINITY  // the run-time compiler has no <math.h>
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
 #define PS_DEVICE __device__ __forceinline__
 
 constexpr int WARP = 32;

@@ -3,217 +3,247 @@
 // Floor: bytes of the weights / memory bandwidth (4.5 TB/s on an H200): q_b, out_a, out_b 35.7 MB, 7.9 µs each; shared gate and
 // up 17.8 MB, 4.0 µs; q_a and kv 6.7 MB, 1.5 µs; compressors and indexer of a ratio-4 layer 38 MB, 8.4 µs; head 563 MB, 124 µs.
 //
-// A block of eight warps takes a step at a time: 8 / slices tiles of 16 rows, each cut into slices of columns, one for every warp.
-// A warp streams its cells through a ring of its own; the first stages are asked for before the kernel waits for the one before it.
+// A tile of 16 rows is cut into slices of columns, as many as it takes to give all warps something to do; its slices are the work
+// of neighbouring warps.  A warp streams its pieces through a ring of its own; the first ones are asked for before the kernel waits
+// for the one before it.  Partial sums wait in shared memory until the block has a few tiles of them: one barrier for all.
 #include "epilogue.cuh"
+#include "routing.cuh"
 
 constexpr int WARPS = 8;
 constexpr int SEGMENTS = 8;
 
 // Matrices that see the same inputs; their outputs may be anywhere.
 struct Segment {
-    const char* weights;  // [groups][tiles][cells (twice with `paired`)] cells
+    const char* weights;  // [groups][tiles][pieces (twice with `paired`)]
     float* out;           // out[row · stride + group · rows + tile row]
-    int format, tiles, cells, rows, stride;
-    int paired;           // gate and up, tile by tile: the output is swiglu(gate, up)
+    int format, tiles, pieces, rows, stride;
+    int paired;  // gate and up, tile by tile: the output is swiglu(gate, up)
+    int slices;  // 1, 2, 4 or 8
 };
 
 struct Dense {
     Segment segments[SEGMENTS];
-    Inputs inputs;  // with groups: group g has columns g · width …
+    Inputs inputs;       // with groups: group g has columns g · width …
     DigitOutput digits;  // of the first segment's output; digits null: none
-    int count, groups, rows, columns, forms;
-    int stages, stage_bytes;
+    Routing routing;     // of the logits that segment `router` writes; −1: none
+    Chosen* chosen;
+    u32* router_counter;
+    int router, count, groups, rows, columns, forms;
+    int stages, stage_bytes, depth;  // depth: tiles of a warp whose partial sums are kept
     float limit;
 };
 
-PS_DEVICE int pieces_of(const Segment& s) { return s.cells * (CELL / piece_columns(s.format)); }
-PS_DEVICE int slices_of(const Segment& s) {
-    const int pieces = pieces_of(s);
-    return pieces >= 8 ? 8 : pieces >= 4 ? 4 : pieces >= 2 ? 2 : 1;
-}
+// A warp's place: the round-th time that its block takes 8 / slices tiles of a segment.
+struct Place {
+    int segment, round, tile;
+    bool valid;
 
-// The pieces that one warp works through, in order.
-struct Cursor {
-    int segment, step, piece, half, end, first, tile;
-
-    PS_DEVICE void enter(const Dense& p, int warp) {
-        while (segment < p.count) {
+    PS_DEVICE void settle(const Dense& p, int warp) {
+        for (; segment < p.count; segment++) {
             const Segment& s = p.segments[segment];
-            const int slices = slices_of(s), together = WARPS / slices, steps = (s.tiles + together - 1) / together;
-            if (step < steps) {
-                tile = step * together + warp / slices;
-                first = pieces_of(s) * (warp % slices) / slices;
-                end = pieces_of(s) * (warp % slices + 1) / slices;
-                piece = first, half = 0;
+            const int together = WARPS / s.slices, rounds = (s.tiles + together - 1) / together;
+            if (round < rounds) {
+                tile = round * together + warp / s.slices;
+                valid = tile < s.tiles;
                 return;
             }
-            step -= steps, segment++;
+            round -= rounds;
         }
-    }
-    PS_DEVICE bool done(const Dense& p) const { return segment >= p.count; }
-    PS_DEVICE bool empty(const Dense& p) const { return tile >= p.segments[segment].tiles; }
-    PS_DEVICE const char* address(const Dense& p, int group) const {
-        const Segment& s = p.segments[segment];
-        const int pieces = pieces_of(s);
-        const size_t index = (static_cast<size_t>(group) * s.tiles + tile) * (pieces << s.paired) + half * pieces + piece;
-        return s.weights + index * piece_bytes(s.format);
-    }
-    // To the next piece; false at the end of the step.
-    PS_DEVICE bool next_piece(const Dense& p) {
-        if (++piece < end) return true;
-        if (p.segments[segment].paired && half == 0) {
-            half = 1, piece = first;
-            return true;
-        }
-        return false;
     }
 };
 
-template <int SETS>
-struct Partial {
-    Sums<SETS> sums;
-    float halves[SETS][4] = {};
-    float plain[4 * SETS][2] = {};
+// What is to be streamed next.
+struct Filler {
+    Place place;
+    const char* at;
+    int left, bytes;  // pieces of this run
+    bool second;      // of a pair
+
+    PS_DEVICE void start(const Dense& p, int group, int warp, int blocks) {
+        while (place.segment < p.count && !place.valid) {
+            place.round += blocks;
+            place.settle(p, warp);
+        }
+        if (place.segment >= p.count) {
+            left = 0;
+            return;
+        }
+        const Segment& s = p.segments[place.segment];
+        const int slice = warp % s.slices, first = s.pieces * slice / s.slices;
+        left = s.pieces * (slice + 1) / s.slices - first;
+        bytes = piece_bytes(s.format);
+        second = false;
+        const size_t tile = static_cast<size_t>(group) * s.tiles + place.tile;
+        at = s.weights + (tile * (s.pieces << s.paired) + first) * bytes;
+    }
+    // Asks for one piece, if there is one.
+    PS_DEVICE void fill(Ring& ring, const Dense& p, int group, int warp, int lane, int blocks) {
+        if (left == 0) return;
+        if (lane == 0) bulk_copy(ring.to_fill(), at, bytes, ring.announce(bytes));
+        ring.advance_fill();
+        at += bytes;
+        if (--left) return;
+        const Segment& s = p.segments[place.segment];
+        if (s.paired && !second) {
+            const int slice = warp % s.slices;
+            left = s.pieces * (slice + 1) / s.slices - s.pieces * slice / s.slices;
+            at += static_cast<size_t>(s.pieces - left) * bytes;
+            second = true;
+        } else {
+            place.round += blocks;
+            place.settle(p, warp);
+            start(p, group, warp, blocks);
+        }
+    }
 };
 
-template <int SETS>
-PS_DEVICE void add_piece(int format, const char* piece, int index, int lane, const char* x, const InputPlan& plan,
-                         Partial<SETS>& part) {
-    const int column = index * piece_columns(format);
-    if (format == F16) return piece_f16<SETS>(piece, lane, x, plan, column, part.halves);
-    if (format == BF16) return piece_floats<BF16, 4 * SETS>(piece, lane, x, plan, column, part.plain);
-    if (format == F32) return piece_floats<F32, 4 * SETS>(piece, lane, x, plan, column, part.plain);
-    const PlaneInputs<SETS> source(x, plan, index, lane);
-    const float* scales = reinterpret_cast<const float*>(x + plan.scales_at()) + index * 8 + lane % 4;
-    float scale[SETS];
-#pragma unroll
-    for (int s = 0; s < SETS; s++) scale[s] = 4 * s + lane % 4 < plan.rows ? scales[4 * s] : 0.0f;
-    if (format == Q8_0) return cell_q8_0<SETS>(piece, lane, source, scale, part.sums);
-    if (format == Q4_K) return cell_q4_k<SETS>(piece, lane, source, scale, part.sums);
-    if (format == Q2_K) return cell_q2_k<SETS>(piece, lane, source, scale, part.sums);
-    if (format == MXFP4) return cell_mxfp4<SETS>(piece, lane, source, scale, part.sums);
-}
-
-// Partial sums of a warp for weight rows g, g + 8 and input rows t, 4 + t → red [input row][16]
-template <int SETS>
-PS_DEVICE void put_partial(int format, Partial<SETS>& part, float* red, int lane, const char* x, const InputPlan& plan) {
-    const int g = lane / 4, t = lane % 4;
-    const float* half_scales = reinterpret_cast<const float*>(x + plan.scales_at()) + plan.columns / CELL * 8;
-#pragma unroll
-    for (int s = 0; s < SETS; s++) {
-        const int row = 4 * s + t;
-        float a = part.sums.v[s][0], b = part.sums.v[s][1];
-        if (format == F16) {
-            const float scale = row < plan.rows ? half_scales[row] : 0.0f;
-            a = (part.halves[s][0] + part.halves[s][1]) * scale;
-            b = (part.halves[s][2] + part.halves[s][3]) * scale;
+// One run of pieces: sums for weight rows g, g + 8 and input rows t, 4 + t → v
+template <int FORMAT, int SETS, class Refill>
+PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, const InputPlan& plan, float (&v)[SETS][2],
+                   const Refill& refill) {
+    const int t = lane % 4;
+    const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
+    if constexpr (FORMAT == F16) {
+        float c[SETS][4] = {};
+        for (int i = first; i < end; i++) {
+            piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
+            ring.release();
+            refill();
         }
-        if (format == BF16 || format == F32) {
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                float v0 = part.plain[4 * s + r][0], v1 = part.plain[4 * s + r][1];
-                v0 += __shfl_xor_sync(ALL, v0, 1), v1 += __shfl_xor_sync(ALL, v1, 1);
-                v0 += __shfl_xor_sync(ALL, v0, 2), v1 += __shfl_xor_sync(ALL, v1, 2);
-                if (r == t) a = v0, b = v1;
+        for (int s = 0; s < SETS; s++) {
+            const float scale = 4 * s + t < plan.rows ? scales[plan.columns / CELL * 8 + 4 * s + t] : 0.0f;
+            v[s][0] = (c[s][0] + c[s][1]) * scale;
+            v[s][1] = (c[s][2] + c[s][3]) * scale;
+        }
+    } else if constexpr (FORMAT == BF16 || FORMAT == F32) {
+        float c[4 * SETS][2] = {};
+        for (int i = first; i < end; i++) {
+            piece_floats<FORMAT, 4 * SETS>(ring.wait(), lane, x, plan, i * piece_columns(FORMAT), c);
+            ring.release();
+            refill();
+        }
+#pragma unroll
+        for (int r = 0; r < 4 * SETS; r++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float sum = c[r][h];
+                sum += __shfl_xor_sync(ALL, sum, 1);
+                sum += __shfl_xor_sync(ALL, sum, 2);
+                if (r % 4 == t) v[r / 4][h] = sum;
             }
+    } else {
+        Sums<SETS> sums;
+        for (int i = first; i < end; i++) {
+            const PlaneInputs<SETS> source(x, plan, i, lane);
+            float scale[SETS];
+#pragma unroll
+            for (int s = 0; s < SETS; s++) scale[s] = 4 * s + t < plan.rows ? scales[i * 8 + 4 * s + t] : 0.0f;
+            const char* piece = ring.wait();
+            if constexpr (FORMAT == Q8_0) cell_q8_0<SETS>(piece, lane, source, scale, sums);
+            if constexpr (FORMAT == Q4_K) cell_q4_k<SETS>(piece, lane, source, scale, sums);
+            if constexpr (FORMAT == Q2_K) cell_q2_k<SETS>(piece, lane, source, scale, sums);
+            if constexpr (FORMAT == MXFP4) cell_mxfp4<SETS>(piece, lane, source, scale, sums);
+            ring.release();
+            refill();
         }
-        red[row * 16 + g] = a;
-        red[row * 16 + g + 8] = b;
+#pragma unroll
+        for (int s = 0; s < SETS; s++) v[s][0] = sums.v[s][0], v[s][1] = sums.v[s][1];
     }
-    part = Partial<SETS>();
 }
 
 template <int SETS>
 PS_DEVICE void dense(const Dense& p) {
     extern __shared__ __align__(128) char shared[];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int blocks = gridDim.x / p.groups, group = blockIdx.x / blocks;
-    u64* bars = reinterpret_cast<u64*>(shared);  // [warps][stages], at most 1 KB
-    float* red = reinterpret_cast<float*>(shared + 1024);  // [2 turns][warps][2 halves][4 SETS rows][16]
-    constexpr int RED = 2 * 4 * SETS * 16;
-    char* rings = shared + 1024 + 2 * WARPS * RED * 4;
+    u64* bars = reinterpret_cast<u64*>(shared);            // [warps][stages], at most 1 KB
+    float* scratch = reinterpret_cast<float*>(shared + 1024);
+    float* red = scratch + SCRATCH_FLOATS;                 // [depth][warps][gate, up][rows][16]
+    const int part = 2 * p.rows * 16;
+    char* rings = reinterpret_cast<char*>(red + p.depth * WARPS * part);
     char* x = rings + WARPS * p.stages * p.stage_bytes;
     const InputPlan plan = {p.columns, p.rows, p.forms};
+    Chosen& chosen = *reinterpret_cast<Chosen*>(x + plan.bytes());  // with a router only
 
+    u64* image_bar = bars + 127;
+    if (threadIdx.x == 0) barrier_init(image_bar, 1), barrier_init_visible();
+    __syncthreads();
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
-    Cursor fill = {0, static_cast<int>(blockIdx.x % blocks), 0, 0, 0, 0, 0};
-    fill.enter(p, warp);
-    Cursor use = fill;
-    auto refill = [&] {  // as many stages as are free
-        while (!fill.done(p) && !ring.full()) {
-            if (fill.empty(p)) {
-                fill.step += blocks;
-                fill.enter(p, warp);
-                continue;
-            }
-            if (lane == 0) {
-                const u32 bytes = piece_bytes(p.segments[fill.segment].format);
-                bulk_copy(ring.to_fill(), fill.address(p, group), bytes, ring.announce(bytes));
-            }
-            ring.advance_fill();
-            if (!fill.next_piece(p)) {
-                fill.step += blocks;
-                fill.enter(p, warp);
-            }
-        }
-    };
-    refill();
+    Filler filler = {{0, static_cast<int>(blockIdx.x % blocks), 0, false}, nullptr, 0, 0, false};
+    filler.place.settle(p, warp);
+    Place use = filler.place;
+    filler.start(p, group, warp, blocks);
+    auto refill = [&] { filler.fill(ring, p, group, warp, lane, blocks); };
+    for (int i = 0; i < p.stages; i++) refill();
     let_next_start();
     wait_for_previous();
     Inputs inputs = p.inputs;
     if (inputs.x) inputs.x += group * inputs.width;
-    if (inputs.digits && group) {
-        // [rows, all cells, 2, 256]: groups follow each other within a row; only one row can be cut so.
-        inputs.digits += static_cast<size_t>(group) * (p.columns / CELL) * 2 * CELL, inputs.scales += group * (p.columns / CELL);
-    }
-    prepare<WARPS>(inputs, plan, x, red);
+    prepare<WARPS>(inputs, plan, x, scratch, image_bar, group);
 
-    Partial<SETS> part;
-    for (int turn = 0; !use.done(p); turn ^= 1) {
+    while (use.segment < p.count) {
+        // As many rounds of this segment as partial sums can be kept for.
         const Segment& s = p.segments[use.segment];
-        const int slices = slices_of(s), slice = warp % slices, tile = use.tile;
-        float* mine = red + (turn * WARPS + warp) * RED;
-        if (!use.empty(p)) {
-            for (bool more = true; more;) {
-                const char* piece = ring.wait();
-                add_piece<SETS>(s.format, piece, use.piece, lane, x, plan, part);
-                ring.release();
-                const int half = use.half;
-                more = use.next_piece(p);
-                refill();
-                if (use.half != half || !more) put_partial<SETS>(s.format, part, mine + half * 4 * SETS * 16, lane, x, plan);
-            }
-        }
-        if (slices > 1) named_barrier(1 + warp / slices, slices * WARP);
-        else __syncwarp();
-        // The group's warps take turns at the sums, so that none falls behind.
-        if (slice == (use.step / blocks) % slices && tile < s.tiles) {
-            const float* first = red + (turn * WARPS + warp - slice) * RED;
-            const int row0 = tile * 16;
-            for (int i = lane; i < p.rows * 16; i += WARP) {
-                float v[2] = {0, 0};
-                for (int k = 0; k < slices; k++) {
-                    v[0] += first[k * RED + i];
-                    if (s.paired) v[1] += first[k * RED + 4 * SETS * 16 + i];
+        const int segment = use.segment, first_round = use.round, slice = warp % s.slices, together = WARPS / s.slices;
+        const int first = s.pieces * slice / s.slices, end = s.pieces * (slice + 1) / s.slices;
+        const bool counted = p.digits.digits && segment == 0;
+        const bool direct = s.slices == 1 && !s.paired && !counted && segment != p.router;
+        int kept = 0;
+        for (; use.segment == segment && kept < p.depth; kept++) {
+            if (use.valid) {
+                for (int half = 0; half <= s.paired; half++) {
+                    float v[SETS][2];
+                    switch (s.format) {
+                        case Q8_0: run<Q8_0, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                        case F16: run<F16, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                        case Q2_K: run<Q2_K, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                        case Q4_K: run<Q4_K, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                        case MXFP4: run<MXFP4, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                        case BF16: run<BF16, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                        default: run<F32, SETS>(first, end, ring, lane, x, plan, v, refill); break;
+                    }
+#pragma unroll
+                    for (int k = 0; k < SETS; k++)
+#pragma unroll
+                        for (int h = 0; h < 2; h++) {
+                            const int row = 4 * k + t, at = use.tile * 16 + g + 8 * h;
+                            if (row >= p.rows) continue;
+                            if (!direct) red[(kept * WARPS + warp) * part + (half * p.rows + row) * 16 + g + 8 * h] = v[k][h];
+                            else if (at < s.rows) s.out[static_cast<size_t>(row) * s.stride + group * s.rows + at] = v[k][h];
+                        }
                 }
-                const float y = s.paired ? swiglu(v[0], v[1], p.limit) : v[0];
-                const int row = i / 16, at = row0 + i % 16;
-                if (at < s.rows) s.out[static_cast<size_t>(row) * s.stride + static_cast<size_t>(group) * s.rows + at] = y;
             }
-            if (p.digits.digits && use.segment == 0) {
-                const int total = s.tiles * p.groups, all = group * s.tiles + tile, cell = all / 16;
-                if (is_last(p.digits.counters + cell, tiles_of_cell(total, cell), lane))
+            use.round += blocks;
+            use.settle(p, warp);
+        }
+        if (direct) continue;
+        __syncthreads();
+        for (int i = warp; i < kept * together; i += WARPS) {  // a tile for every warp
+            const int round = first_round + i / together * blocks, tile = round * together + i % together;
+            if (tile >= s.tiles) continue;
+            const float* parts = red + (i / together * WARPS + i % together * s.slices) * part;
+            for (int k = lane; k < p.rows * 16; k += WARP) {
+                float a = 0, b = 0;
+                for (int j = 0; j < s.slices; j++) {
+                    a += parts[j * part + k];
+                    if (s.paired) b += parts[j * part + p.rows * 16 + k];
+                }
+                const int at = tile * 16 + k % 16;
+                if (at < s.rows)
+                    s.out[static_cast<size_t>(k / 16) * s.stride + group * s.rows + at] = s.paired ? swiglu(a, b, p.limit) : a;
+            }
+            if (segment == p.router && is_last(p.router_counter, s.tiles, lane))
+                choose(p.routing, p.rows, chosen, p.chosen, lane);
+            if (counted) {
+                const int cell = (group * s.tiles + tile) / 16;
+                if (is_last(p.digits.counters + cell, tiles_of_cell(s.tiles * p.groups, cell), lane))
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
         }
-        const int segment = use.segment;
-        use.step += blocks;
-        use.enter(p, warp);
-        // Other slices, other groups of warps: let nobody write partial sums that the last group still reads.
-        if (use.segment != segment) __syncthreads();
+        if (use.segment < p.count) __syncthreads();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) dense_4(const __grid_constant__ Dense p) { dense<1>(p); }
-extern "C" __global__ void __launch_bounds__(256) dense_8(const __grid_constant__ Dense p) { dense<2>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) dense_4(const __grid_constant__ Dense p) { dense<1>(p); }
+extern "C" __global__ void __launch_bounds__(256, 1) dense_8(const __grid_constant__ Dense p) { dense<2>(p); }

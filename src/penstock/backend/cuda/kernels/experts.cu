@@ -9,13 +9,15 @@
 struct GateUp {
     const char* weights;  // [experts][tiles][2 · cells] cells: gate and up of a tile side by side
     const uint2* grid;    // IQ2_XXS: [256]
-    Routing routing;
+    const Chosen* chosen;
     Inputs inputs;
     DigitOutput digits;  // vectors: row · count + slot; counters [unique][cells]
-    int format, tiles, cells, rows, columns, forms, width;
-    int stages, stage_bytes;
+    int format, tiles, cells, rows, columns, forms, width, slices, per_row;
+    int stages, stage_bytes, depth;  // depth: tiles of a warp whose partial sums are kept
     float limit;
 };
+
+constexpr int CHOSEN = (sizeof(Chosen) + 127) / 128 * 128;
 
 template <int WARPS>
 PS_DEVICE int slices_for(int cells) {
@@ -48,87 +50,107 @@ constexpr int UP_WARPS = 16;
 template <int FORMAT, int SETS>
 PS_DEVICE void gate_up(const GateUp& p) {
     extern __shared__ __align__(128) char shared[];
-    constexpr int WARPS = UP_WARPS, HALF = 4 * SETS * 16, RED = 2 * HALF;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    constexpr int WARPS = UP_WARPS, BYTES = cell_bytes(FORMAT);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     u64* bars = reinterpret_cast<u64*>(shared);
     Chosen& chosen = *reinterpret_cast<Chosen*>(shared + 1024);
-    constexpr int CHOSEN = (sizeof(Chosen) + 127) / 128 * 128;
-    float* red = reinterpret_cast<float*>(shared + 1024 + CHOSEN);  // [2 turns][warps][gate, up][rows][16]
-    char* grid = shared + 1024 + CHOSEN + 2 * WARPS * RED * 4;
+    float* scratch = reinterpret_cast<float*>(shared + 1024 + CHOSEN);
+    float* red = scratch + SCRATCH_FLOATS;  // [depth][warps][gate, up][rows][16]
+    const int part = 2 * p.rows * 16;
+    char* grid = reinterpret_cast<char*>(red + p.depth * WARPS * part);
     char* rings = grid + (FORMAT == IQ2_XXS ? GRID_BYTES : 0);
     char* x = rings + WARPS * p.stages * p.stage_bytes;
     const InputPlan plan = {p.columns, p.rows, p.forms};
 
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
+    u64* image_bar = bars + 127;
+    if (threadIdx.x == 0) barrier_init(image_bar, 1), barrier_init_visible();
     if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
     wait_for_previous();
-    let_next_start();  // only now: the next kernel reads the router's logits before it waits for this one
-    choose(p.routing, p.rows, chosen);
+    let_next_start();  // only now: the next kernel reads what was chosen before it waits for this one
+    load_chosen(p.chosen, chosen);
 
-    constexpr int BYTES = cell_bytes(FORMAT);
-    const int slices = slices_for<WARPS>(p.cells), together = WARPS / slices, slice = warp % slices;
+    const int slices = p.slices, together = WARPS / slices, slice = warp % slices;
     const int first = p.cells * slice / slices, end = p.cells * (slice + 1) / slices;
-    const int per_expert = (p.tiles + together - 1) / together, steps = chosen.count * per_expert;
-    int fill_step = blockIdx.x, fill_cell = first;
-    auto refill = [&] {
-        while (fill_step < steps && !ring.full()) {
-            const int tile = fill_step % per_expert * together + warp / slices;
-            if (tile >= p.tiles) {
-                fill_step += gridDim.x;
-                continue;
-            }
-            if (lane == 0) {
-                const size_t expert = chosen.unique[fill_step / per_expert];
-                const char* from = p.weights + ((expert * p.tiles + tile) * 2 * p.cells + fill_cell) * BYTES;
-                u64* bar = ring.announce(2 * BYTES);
-                bulk_copy(ring.to_fill(), from, BYTES, bar);
-                bulk_copy(ring.to_fill() + BYTES, from + static_cast<size_t>(p.cells) * BYTES, BYTES, bar);
-            }
-            ring.advance_fill();
-            if (++fill_cell == end) fill_cell = first, fill_step += gridDim.x;
+    const int per_expert = (p.tiles + together - 1) / together, rounds = chosen.count * per_expert;
+    // What is to be streamed next.
+    int fill_round = blockIdx.x, left = 0;
+    const char* from = nullptr;
+    auto start = [&] {
+        for (; fill_round < rounds; fill_round += gridDim.x) {
+            const int u = fill_round / per_expert, tile = (fill_round - u * per_expert) * together + warp / slices;
+            if (tile >= p.tiles) continue;
+            const size_t expert = chosen.unique[u];
+            from = p.weights + ((expert * p.tiles + tile) * 2 * p.cells + first) * BYTES;
+            left = end - first;
+            return;
         }
     };
-    refill();
-    prepare<WARPS>(p.inputs, plan, x, red);
+    auto refill = [&] {
+        if (left == 0) return;
+        if (lane == 0) {
+            u64* bar = ring.announce(2 * BYTES);
+            bulk_copy(ring.to_fill(), from, BYTES, bar);
+            bulk_copy(ring.to_fill() + BYTES, from + static_cast<size_t>(p.cells) * BYTES, BYTES, bar);
+        }
+        ring.advance_fill();
+        from += BYTES;
+        if (--left == 0) fill_round += gridDim.x, start();
+    };
+    start();
+    for (int i = 0; i < p.stages; i++) refill();
+    prepare<WARPS>(p.inputs, plan, x, scratch, image_bar, 0);
 
-    int turn = 0;
-    for (int step = blockIdx.x; step < steps; step += gridDim.x, turn ^= 1) {
-        const int u = step / per_expert, tile = step % per_expert * together + warp / slices;
-        float* mine = red + (turn * WARPS + warp) * RED;
-        if (tile < p.tiles) {
+    const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
+    for (int round = blockIdx.x; round < rounds;) {
+        const int first_round = round;
+        int kept = 0;
+        for (; round < rounds && kept < p.depth; round += gridDim.x, kept++) {
+            if (round % per_expert * together + warp / slices >= p.tiles) continue;
             Sums<SETS> gate, up;
             for (int c = first; c < end; c++) {
-                const char* cell = ring.wait();
                 const PlaneInputs<SETS> source(x, plan, c, lane);
-                const float* scales = reinterpret_cast<const float*>(x + plan.scales_at()) + c * 8 + lane % 4;
                 float scale[SETS];
 #pragma unroll
-                for (int s = 0; s < SETS; s++) scale[s] = 4 * s + lane % 4 < p.rows ? scales[4 * s] : 0.0f;
+                for (int s = 0; s < SETS; s++) scale[s] = 4 * s + t < p.rows ? scales[c * 8 + 4 * s + t] : 0.0f;
+                const char* cell = ring.wait();
                 add_expert_cell<SETS>(FORMAT, cell, grid, lane, source, scale, gate);
                 add_expert_cell<SETS>(FORMAT, cell + BYTES, grid, lane, source, scale, up);
                 ring.release();
                 refill();
             }
-            put_sums<SETS>(gate, mine, lane);
-            put_sums<SETS>(up, mine + HALF, lane);
+            float* mine = red + (kept * WARPS + warp) * part;
+#pragma unroll
+            for (int s = 0; s < SETS; s++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const int row = 4 * s + t;
+                    if (row >= p.rows) continue;
+                    mine[row * 16 + g + 8 * h] = gate.v[s][h];
+                    mine[(p.rows + row) * 16 + g + 8 * h] = up.v[s][h];
+                }
         }
-        if (slices > 1) named_barrier(1 + warp / slices, slices * WARP);
-        else __syncwarp();
-        if (slice != (step / gridDim.x) % slices || tile >= p.tiles) continue;
-        const float* parts = red + (turn * WARPS + warp - slice) * RED;
-        for (int i = lane; i < p.rows * 16; i += WARP) {
-            const int row = i / 16, at = tile * 16 + i % 16, slot = chosen.slot[u][row];
-            if (slot < 0 || at >= p.width) continue;
-            float g = 0, v = 0;
-            for (int k = 0; k < slices; k++) g += parts[k * RED + i], v += parts[k * RED + HALF + i];
-            const size_t vector = row * p.routing.count + slot;
-            p.digits.values[vector * p.digits.cells * CELL + at] = swiglu(g, v, p.limit);
+        __syncthreads();
+        for (int i = warp; i < kept * together; i += WARPS) {  // a tile for every warp
+            const int r = first_round + i / together * gridDim.x, u = r / per_expert;
+            const int tile = r % per_expert * together + i % together;
+            if (tile >= p.tiles) continue;
+            const float* parts = red + (i / together * WARPS + i % together * slices) * part;
+            for (int k = lane; k < p.rows * 16; k += WARP) {
+                const int row = k / 16, at = tile * 16 + k % 16, slot = chosen.slot[u][row];
+                if (slot < 0 || at >= p.width) continue;
+                float a = 0, b = 0;
+                for (int j = 0; j < slices; j++) a += parts[j * part + k], b += parts[j * part + p.rows * 16 + k];
+                const size_t vector = row * p.per_row + slot;
+                p.digits.values[vector * p.digits.cells * CELL + at] = swiglu(a, b, p.limit);
+            }
+            const int cell = tile / 16;
+            if (is_last(p.digits.counters + u * p.digits.cells + cell, tiles_of_cell(p.tiles, cell), lane))
+                for (int row = 0; row < p.rows; row++)
+                    if (chosen.slot[u][row] >= 0)
+                        write_digits(p.digits, row * p.per_row + chosen.slot[u][row], cell, lane);
         }
-        const int cell = tile / 16;
-        if (is_last(p.digits.counters + u * p.digits.cells + cell, tiles_of_cell(p.tiles, cell), lane))
-            for (int row = 0; row < p.rows; row++)
-                if (chosen.slot[u][row] >= 0)
-                    write_digits(p.digits, row * p.routing.count + chosen.slot[u][row], cell, lane);
+        if (round < rounds) __syncthreads();
     }
 }
 
@@ -138,13 +160,13 @@ struct Down {
     const char* weights;  // [experts][tiles][cells] cells
     const char* shared_weights;  // [tiles][cells] cells, Q8_0; or null
     const uint2* grid;
-    Routing routing;
+    const Chosen* chosen;
     const u8* digits;            // [rows · count, cells, 2, 256]
     const float* scales;
     const u8* shared_digits;     // [rows, cells, 2, 256]
     const float* shared_scales;
     float* out;                  // [rows, width]
-    int format, tiles, cells, rows, width;
+    int format, tiles, cells, rows, width, per_row;  // per_row: experts of a row
     int stages, stage_bytes;
 };
 
@@ -165,12 +187,12 @@ struct RegisterInputs {
         for (int s = 0; s < SETS; s++) {
             const int row = 4 * s + g / 2, mine = 4 * s + t;
             const int slot = row >= p.rows ? -1 : u < 0 ? 0 : chosen.slot[u][row];
-            const size_t vector = u < 0 ? row : row * p.routing.count + slot;
+            const size_t vector = u < 0 ? row : row * p.per_row + slot;
             const u8* from = (u < 0 ? p.shared_digits : p.digits) + ((vector * p.cells + cell) * 2 + g % 2) * CELL + t * 8;
 #pragma unroll
             for (int i = 0; i < STEPS; i++) b[s][i] = slot < 0 ? uint2{0, 0} : load8(from + i * 32);
             const int own = mine >= p.rows ? -1 : u < 0 ? 0 : chosen.slot[u][mine];
-            const size_t at = (u < 0 ? mine : mine * p.routing.count + own) * p.cells + cell;
+            const size_t at = (u < 0 ? mine : mine * p.per_row + own) * p.cells + cell;
             scale[s] = own < 0 ? 0.0f : u < 0 ? p.shared_scales[at] : p.scales[at] * chosen.weight[u][mine];
         }
     }
@@ -185,7 +207,6 @@ PS_DEVICE void down(const Down& p) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u64* bars = reinterpret_cast<u64*>(shared);
     Chosen& chosen = *reinterpret_cast<Chosen*>(shared + 1024);
-    constexpr int CHOSEN = (sizeof(Chosen) + 127) / 128 * 128;
     float* red = reinterpret_cast<float*>(shared + 1024 + CHOSEN);
     char* grid = shared + 1024 + CHOSEN + 2 * WARPS * RED * 4;
     char* rings = grid + (FORMAT == IQ2_XXS ? GRID_BYTES : 0);
@@ -227,7 +248,7 @@ PS_DEVICE void down(const Down& p) {
     };
     refill(false);
     // The kernel before this one let it start only after the router's kernel had ended.
-    choose(p.routing, p.rows, chosen);
+    load_chosen(p.chosen, chosen);
     pieces = shared_pieces + (chosen.count * n + pack - 1) / pack;
     refill(true);
     let_next_start();

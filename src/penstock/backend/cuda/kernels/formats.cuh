@@ -96,7 +96,11 @@ PS_DEVICE void cell_q8_0(const char* cell, int lane, const Source& x, const floa
 constexpr int GRID_BYTES = 256 * 16 * 8;
 
 PS_DEVICE void fill_grid(char* grid, const uint2* entries) {
-    for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x) reinterpret_cast<uint2*>(grid)[i] = entries[i / 16];
+    for (int i = threadIdx.x; i < 256 * 2; i += blockDim.x) {  // an entry, eight times
+        const uint2 e = entries[i / 2];
+#pragma unroll
+        for (int k = 0; k < 4; k++) reinterpret_cast<uint4*>(grid)[i * 4 + k] = {e.x, e.y, e.x, e.y};
+    }
 }
 
 template <int SETS, class Source>

@@ -82,6 +82,8 @@ struct Inputs {
     const u8* digits;     // [rows, cells, 2, 256] or null
     const float* scales;  // [rows, cells] with digits
     const float* norm;    // [width] or null
+    const char* image;    // or null: all forms as they shall lie in shared memory, made by the kernel before
+    int image_forms;      // the forms it holds; with groups one image follows the other
     int stride, width;    // numbers in a row; columns behind them are zeros
     float eps;
 };
@@ -96,85 +98,148 @@ PS_DEVICE void load_eight(const float* x, int at, int width, float (&v)[8]) {
     }
 }
 
-// All threads of the block; `scratch` has a float for each warp.  Sums go over 256 columns in a warp, then over a warp's cells,
-// then over the warps: an order that depends on nothing but the number of warps.
+constexpr int SCRATCH_FLOATS = 2 * 8 * 64 + 32;  // [squares, largest][rows][cells], then RowScale [rows]
+constexpr int KEPT = 4;                     // cells that a warp keeps in registers
+
+PS_DEVICE void load_cell(const Inputs& in, int row, int cell, int lane, float (&v)[8], float& squares) {
+    const int column = cell * CELL + lane * 8;
+    load_eight(in.x + static_cast<size_t>(row) * in.stride, column, in.width, v);
+    squares = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares += v[i] * v[i];
+    if (in.norm) {
+        float w[8];
+        load_eight(in.norm, column, in.width, w);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= w[i];
+    }
+}
+
+// v: a cell of a row, normed → all forms wanted.  up: the power of two of the row's halves.
+PS_DEVICE void store_cell(const InputPlan& p, char* at, int row, int cell, int lane, const float (&v)[8], float up) {
+    const int column = cell * CELL + lane * 8;
+    if (p.forms & DIGITS) store_digits(at, p, row, cell, lane, to_digits(v));
+    if (p.forms & HALVES) {
+        u32 high[4], low[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float a = v[2 * i] * up, b = v[2 * i + 1] * up;
+            const u16 ha = float_to_half(a), hb = float_to_half(b);
+            high[i] = ha | static_cast<u32>(hb) << 16;
+            low[i] = float_to_half(a - half_to_float(ha)) | static_cast<u32>(float_to_half(b - half_to_float(hb))) << 16;
+        }
+        char* plane = at + p.halves_at() + 2 * row * p.half_stride() + column * 2;
+        *reinterpret_cast<uint4*>(plane) = {high[0], high[1], high[2], high[3]};
+        *reinterpret_cast<uint4*>(plane + p.half_stride()) = {low[0], low[1], low[2], low[3]};
+    }
+    if (p.forms & FLOATS) {
+        float* plane = reinterpret_cast<float*>(at + p.floats_at() + row * p.float_stride()) + column;
+        *reinterpret_cast<float4*>(plane) = {v[0], v[1], v[2], v[3]};
+        *reinterpret_cast<float4*>(plane + 4) = {v[4], v[5], v[6], v[7]};
+    }
+}
+
+// What the whole row decides: the factor of its norm, and the power of two that brings its largest number to between 512 and
+// 1024 (or whatever, for zeros).  One warp; squares and largest of every cell of the row → the same for all lanes.
+struct RowScale {
+    float factor, up, down;
+};
+PS_DEVICE RowScale row_scale(const float* squares, const float* largest, int cells, int width, bool norm, float eps, int lane) {
+    float sum = lane < cells ? squares[lane] : 0.0f, most = lane < cells ? largest[lane] : 0.0f;
+    if (lane + WARP < cells) sum += squares[lane + WARP], most = fmaxf(most, largest[lane + WARP]);
+    sum = warp_sum(sum), most = warp_max(most);
+    const float factor = norm ? 1.0f / sqrtf(sum / static_cast<float>(width) + eps) : 1.0f;
+    const int exponent = static_cast<int>(float_bits(most * factor) >> 23 & 255);
+    const int shift = min(max(127 + 9 - exponent, -120), 120);
+    return {factor, bits_float(static_cast<u32>(127 + shift) << 23), bits_float(static_cast<u32>(127 - shift) << 23)};
+}
+
+// One thread: asks for an image's planes.  They are in place when `bar` completes its first phase.
+PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int group, u64* bar) {
+    const InputPlan from = {p.columns, p.rows, in.image_forms};
+    const char* image = in.image + static_cast<size_t>(group) * from.bytes();
+    const u32 digits = 2 * p.rows * p.digit_stride(), halves = 2 * p.rows * p.half_stride(), floats = p.rows * p.float_stride();
+    const u32 scales = p.bytes() - p.scales_at();
+    barrier_expect(bar, (p.forms & DIGITS ? digits : 0) + (p.forms & NEGATED ? digits : 0) + (p.forms & HALVES ? halves : 0) +
+                            (p.forms & FLOATS ? floats : 0) + scales);
+    if (p.forms & DIGITS) bulk_copy(at, image, digits, bar);
+    if (p.forms & NEGATED) bulk_copy(at + p.negated_at(), image + from.negated_at(), digits, bar);
+    if (p.forms & HALVES) bulk_copy(at + p.halves_at(), image + from.halves_at(), halves, bar);
+    if (p.forms & FLOATS) bulk_copy(at + p.floats_at(), image + from.floats_at(), floats, bar);
+    bulk_copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
+}
+
+// All threads of the block, after the kernel before has ended; at most 64 cells.  Squares are added within a cell, then over the
+// cells: an order that depends on neither the number of warps nor that of rows.
 template <int WARPS>
-PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL;
+PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch, u64* bar, int group) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL, pairs = p.rows * cells;
+    if (in.image) {  // `bar` was initialised before a barrier of the block
+        if (threadIdx.x == 0) fetch_image(in, p, at, group, bar);
+        barrier_wait(bar, 0);
+        return;
+    }
+    const int row0 = warp / cells, cell0 = warp % cells;
+    auto advance = [&](int& row, int& cell) {
+        for (cell += WARPS; cell >= cells; cell -= cells) row++;
+    };
     if (in.digits) {
-        for (int i = warp; i < p.rows * cells; i += WARPS) {
-            const int row = i / cells, cell = i % cells;
+        for (int row = row0, cell = cell0; row < p.rows; advance(row, cell)) {
+            const int i = row * cells + cell;
             const u8* from = in.digits + static_cast<size_t>(i) * 2 * CELL + lane * 8;
-            Digits d = {load8(from), load8(from + CELL), in.scales[i]};
+            const Digits d = {load8(from), load8(from + CELL), in.scales[i]};
             store_digits(at, p, row, cell, lane, d);
         }
         __syncthreads();
         return;
     }
-    for (int row = 0; row < p.rows; row++) {
-        const float* x = in.x + static_cast<size_t>(row) * in.stride;
-        float factor = 1, largest = 0;
-        if (in.norm || p.forms & HALVES) {
-            float squares = 0;
-            for (int cell = warp; cell < cells; cell += WARPS) {
-                float v[8];
-                load_eight(x, cell * CELL + lane * 8, in.width, v);
-                float sum = 0;
+    const bool whole = in.norm || p.forms & HALVES;  // something of the whole row is needed first
+    RowScale* rows = reinterpret_cast<RowScale*>(scratch + SCRATCH_FLOATS - 32);
+    float kept[KEPT][8];
+    auto look = [&](int row, int cell, float (&v)[8]) {
+        float squares, largest = 0;
+        load_cell(in, row, cell, lane, v, squares);
+        if (!whole) return;
 #pragma unroll
-                for (int i = 0; i < 8; i++) sum += v[i] * v[i];
-                squares += sum;
-                if (p.forms & HALVES) {
+        for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(v[j]));
+        squares = warp_sum(squares), largest = warp_max(largest);
+        if (lane == 0) scratch[row * 64 + cell] = squares, scratch[512 + row * 64 + cell] = largest;
+    };
+    int row = row0, cell = cell0;
 #pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int c = cell * CELL + lane * 8 + i;
-                        const float w = in.norm && c < in.width ? in.norm[c] : 1.0f;
-                        largest = fmaxf(largest, fabsf(v[i] * w));
-                    }
-                }
-            }
-            squares = warp_sum(squares), largest = warp_max(largest);
-            __syncthreads();
-            if (lane == 0) scratch[warp] = squares, scratch[WARPS + warp] = largest;
-            __syncthreads();
-            squares = 0;
-            for (int w = 0; w < WARPS; w++) squares += scratch[w], largest = fmaxf(largest, scratch[WARPS + w]);
-            if (in.norm) factor = 1.0f / sqrtf(squares / static_cast<float>(in.width) + in.eps);
+    for (int k = 0; k < KEPT; k++) {
+        if (row < p.rows) look(row, cell, kept[k]);
+        advance(row, cell);
+    }
+    for (; whole && row < p.rows; advance(row, cell)) {
+        float v[8];
+        look(row, cell, v);
+    }
+    if (whole) {
+        __syncthreads();
+        for (int r = warp; r < p.rows; r += WARPS) {
+            const RowScale scale = row_scale(scratch + r * 64, scratch + 512 + r * 64, cells, in.width, in.norm, in.eps, lane);
+            if (lane == 0) rows[r] = scale;
+            if (p.forms & HALVES && lane == 0) reinterpret_cast<float*>(at + p.scales_at())[cells * 8 + r] = scale.down;
         }
-        // A power of two that brings the largest number to between 512 and 1024 (or whatever, for zeros).
-        const int exponent = static_cast<int>(float_bits(largest * factor) >> 23 & 255);
-        const int shift = min(max(127 + 9 - exponent, -120), 120);
-        const float up = bits_float(static_cast<u32>(127 + shift) << 23);
-        if (p.forms & HALVES && threadIdx.x == 0)
-            reinterpret_cast<float*>(at + p.scales_at())[cells * 8 + row] = bits_float(static_cast<u32>(127 - shift) << 23);
-        for (int cell = warp; cell < cells; cell += WARPS) {
-            const int column = cell * CELL + lane * 8;
-            float v[8];
-            load_eight(x, column, in.width, v);
-            if (in.norm) {
+        __syncthreads();
+    }
+    auto finish = [&](int row, int cell, float (&v)[8]) {
+        const float factor = whole ? rows[row].factor : 1.0f, up = whole ? rows[row].up : 1.0f;
 #pragma unroll
-                for (int i = 0; i < 8; i++) v[i] = column + i < in.width ? v[i] * factor * in.norm[column + i] : 0.0f;
-            }
-            if (p.forms & DIGITS) store_digits(at, p, row, cell, lane, to_digits(v));
-            if (p.forms & HALVES) {
-                u32 high[4], low[4];
+        for (int j = 0; j < 8; j++) v[j] *= factor;
+        store_cell(p, at, row, cell, lane, v, up);
+    };
+    row = row0, cell = cell0;
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float a = v[2 * i] * up, b = v[2 * i + 1] * up;
-                    const u16 ha = float_to_half(a), hb = float_to_half(b);
-                    high[i] = ha | static_cast<u32>(hb) << 16;
-                    low[i] = float_to_half(a - half_to_float(ha)) |
-                             static_cast<u32>(float_to_half(b - half_to_float(hb))) << 16;
-                }
-                char* plane = at + p.halves_at() + 2 * row * p.half_stride() + column * 2;
-                *reinterpret_cast<uint4*>(plane) = {high[0], high[1], high[2], high[3]};
-                *reinterpret_cast<uint4*>(plane + p.half_stride()) = {low[0], low[1], low[2], low[3]};
-            }
-            if (p.forms & FLOATS) {
-                float* plane = reinterpret_cast<float*>(at + p.floats_at() + row * p.float_stride()) + column;
-                *reinterpret_cast<float4*>(plane) = {v[0], v[1], v[2], v[3]};
-                *reinterpret_cast<float4*>(plane + 4) = {v[4], v[5], v[6], v[7]};
-            }
-        }
+    for (int k = 0; k < KEPT; k++) {
+        if (row < p.rows) finish(row, cell, kept[k]);
+        advance(row, cell);
+    }
+    for (; row < p.rows; advance(row, cell)) {
+        float v[8], squares;
+        load_cell(in, row, cell, lane, v, squares);
+        finish(row, cell, v);
     }
     __syncthreads();
 }

@@ -1,10 +1,9 @@
-// Which experts see which rows.  Every block works it out for itself from the router's logits (256 numbers a row): cheaper than
-// a kernel of its own between the router and the experts.
+// Which experts see which rows: worked out by the warp that writes the last of the router's logits, for the kernels that follow.
 #pragma once
 
 #include "common.cuh"
 
-constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_UNIQUE = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 16;
+constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_UNIQUE = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12;
 
 struct Routing {
     const float* logits;  // [rows, experts]
@@ -20,6 +19,7 @@ struct Chosen {
     float weights[MAX_ROWS][MAX_COUNT];
     int unique[MAX_UNIQUE];  // in rising order, so that a row's experts come in an order of its own
     int count;               // of them
+    int first[MAX_UNIQUE];
     int slot[MAX_UNIQUE][MAX_ROWS];      // a row's place for that expert, −1: not its
     float weight[MAX_UNIQUE][MAX_ROWS];  // 0 where it is not
 };
@@ -29,56 +29,78 @@ PS_DEVICE float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf
 // One warp, one row: the best `count` of score + bias, ties to the lower id, or the table's.
 PS_DEVICE void choose_row(const Routing& r, int row, int lane, Chosen& out) {
     const float* logits = r.logits + static_cast<size_t>(row) * r.experts;
+    int mine = 0;  // lane k: the id of place k
     if (r.table) {
-        if (lane < r.count) out.ids[row][lane] = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
+        if (lane < r.count) mine = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
     } else {
-        u64 ranks[MAX_PER_LANE];
+        u32 keys[MAX_PER_LANE];  // floats in the order of integers; 0: none, or taken
 #pragma unroll
         for (int j = 0; j < MAX_PER_LANE; j++) {
             const int e = lane + j * WARP;
-            ranks[j] = e < r.experts ? rank_of(router_score(logits[e]) + (r.bias ? r.bias[e] : 0.0f), e) : 0;
+            keys[j] = e < r.experts
+                          ? static_cast<u32>(rank_of(router_score(__ldcg(logits + e)) + (r.bias ? r.bias[e] : 0.0f), 0) >> 32)
+                          : 0u;
         }
         for (int k = 0; k < r.count; k++) {
-            u64 best = 0;
+            u32 best = 0, id = 0xffffffffu;
 #pragma unroll
-            for (int j = 0; j < MAX_PER_LANE; j++) best = ranks[j] > best ? ranks[j] : best;
-            best = warp_max(best);
+            for (int j = MAX_PER_LANE - 1; j >= 0; j--)
+                if (keys[j] >= best && keys[j]) best = keys[j], id = lane + j * WARP;
+            const u32 top = __reduce_max_sync(ALL, best);
+            const u32 chosen = __reduce_min_sync(ALL, best == top ? id : 0xffffffffu);
 #pragma unroll
-            for (int j = 0; j < MAX_PER_LANE; j++) ranks[j] = ranks[j] == best ? 0 : ranks[j];
-            if (lane == 0) out.ids[row][k] = static_cast<int>(ranked_id(best));
+            for (int j = 0; j < MAX_PER_LANE; j++) keys[j] = chosen == lane + j * WARP ? 0u : keys[j];
+            if (lane == k) mine = static_cast<int>(chosen);
         }
     }
-    __syncwarp();
-    float score = lane < r.count ? router_score(logits[out.ids[row][lane]]) : 0.0f, sum = 1e-20f;
+    const float score = lane < r.count ? router_score(__ldcg(logits + mine)) : 0.0f;
+    float sum = 1e-20f;
     for (int k = 0; k < r.count; k++) sum += __shfl_sync(ALL, score, k);
-    if (lane < r.count) out.weights[row][lane] = (r.normalize ? score / sum : score) * r.scale;
+    if (lane < r.count) {
+        out.ids[row][lane] = mine;
+        out.weights[row][lane] = (r.normalize ? score / sum : score) * r.scale;
+    }
 }
 
-// All threads of the block.
-PS_DEVICE void choose(const Routing& r, int rows, Chosen& out) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    for (int row = warp; row < rows; row += warps) choose_row(r, row, lane, out);
-    __syncthreads();
-    if (warp == 0) {
-        int found = 0;
-        for (int first = 0; first < r.experts; first += WARP) {
-            bool wanted = false;
-            for (int i = 0; i < rows * r.count; i++) wanted |= out.ids[i / r.count][i % r.count] == first + lane;
-            const u32 all = __ballot_sync(ALL, wanted);
-            if (wanted) out.unique[found + __popc(all & ((1u << lane) - 1))] = first + lane;
-            found += __popc(all);
-        }
-        if (lane == 0) out.count = found;
+// One warp: all rows.  Pair i is (row i / count, place i % count); `here` is in shared memory, `to` where the next kernels read.
+PS_DEVICE void choose(const Routing& r, int rows, Chosen& here, Chosen* to, int lane) {
+    for (int row = 0; row < rows; row++) choose_row(r, row, lane, here);
+    __syncwarp();
+    const int pairs = rows * r.count;
+    int count = 0;
+    for (int i = lane; i < MAX_UNIQUE; i += WARP) {  // is it the first with its id?
+        bool first = i < pairs;
+        for (int j = 0; j < i && first; j++) first = here.ids[j / r.count][j % r.count] != here.ids[i / r.count][i % r.count];
+        here.first[i] = first;
+        count += __popc(__ballot_sync(ALL, first));
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < out.count * MAX_ROWS; i += blockDim.x) {
-        const int u = i / MAX_ROWS, row = i % MAX_ROWS;
+    __syncwarp();
+    for (int i = lane; i < pairs; i += WARP) {  // its place is how many distinct ids are smaller
+        const int id = here.ids[i / r.count][i % r.count];
+        int place = 0;
+        for (int j = 0; j < pairs; j++) place += here.first[j] && here.ids[j / r.count][j % r.count] < id;
+        if (here.first[i]) here.unique[place] = id, to->unique[place] = id;
+    }
+    __syncwarp();
+    for (int k = lane; k < count * MAX_ROWS; k += WARP) {
+        const int u = k / MAX_ROWS, row = k % MAX_ROWS;
         int slot = -1;
         float weight = 0;
-        for (int k = r.count - 1; row < rows && k >= 0; k--)
-            if (out.ids[row][k] == out.unique[u]) slot = k, weight += out.weights[row][k];
-        out.slot[u][row] = slot;
-        out.weight[u][row] = weight;
+        for (int j = r.count - 1; row < rows && j >= 0; j--)
+            if (here.ids[row][j] == here.unique[u]) slot = j, weight += here.weights[row][j];
+        to->slot[u][row] = slot;
+        to->weight[u][row] = weight;
     }
+    for (int i = lane; i < pairs; i += WARP) {
+        to->ids[i / r.count][i % r.count] = here.ids[i / r.count][i % r.count];
+        to->weights[i / r.count][i % r.count] = here.weights[i / r.count][i % r.count];
+    }
+    if (lane == 0) to->count = count;
+}
+
+// All threads of a block: what `choose` has written → shared memory
+PS_DEVICE void load_chosen(const Chosen* from, Chosen& to) {
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof(Chosen) / 4); i += blockDim.x)
+        reinterpret_cast<u32*>(&to)[i] = __ldcg(reinterpret_cast<const u32*>(from) + i);
     __syncthreads();
 }

@@ -1,0 +1,169 @@
+"""Products of one to eight rows with dense matrices, as typed calls of kernels/dense.cu.
+
+Launches are made once, with fixed memory, and run again and again, so that a graph can hold them.  A row's result has the
+same bits whatever the other rows are.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from penstock.backend.cuda.inputs import (
+    FLOAT,
+    INT,
+    MULTIPROCESSORS,
+    SCRATCH,
+    VOID,
+    DigitOutputArgument,
+    DigitVectors,
+    Image,
+    Input,
+    InputsArgument,
+    address,
+    fit,
+    forms_of,
+    input_bytes,
+    inputs_argument,
+    sets_of,
+)
+from penstock.backend.cuda.launch import SHARED_LIMIT, Kernel, module
+from penstock.backend.cuda.layouts import CELL, LAYOUTS
+from penstock.backend.cuda.routing import CHOSEN_BYTES, Router, RoutingArgument
+from penstock.backend.cuda.weights import Packed
+from penstock.weights import types
+from penstock.weights.types import WeightType
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = (
+        ("weights", VOID), ("out", VOID), ("format", INT), ("tiles", INT), ("pieces", INT), ("rows", INT),
+        ("stride", INT), ("paired", INT), ("slices", INT),
+    )  # fmt: skip
+
+
+class _Dense(ctypes.Structure):
+    _fields_ = (
+        ("segments", _Segment * 8), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
+        ("routing", RoutingArgument), ("chosen", VOID), ("router_counter", VOID), ("router", INT),
+        ("count", INT), ("groups", INT), ("rows", INT), ("columns", INT), ("forms", INT),
+        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("limit", FLOAT),
+    )  # fmt: skip
+
+
+_Part = tuple[Packed, _Segment]
+
+
+class Dense:
+    """Matrices with the same inputs: x [rows, width] → outs [rows, rows of the matrix] each.
+
+    norm: the weight of an RMS norm on the way in.  A matrix with `count` > 1 is grouped: group g sees columns
+    g · width … of x and writes its own rows; it must be alone.  A `paired` matrix gives swiglu(gate, up).
+    digits: the first matrix's output also as digits; then its out must be `digits.values`.
+    router: the matrix whose out is `router.logits` decides the experts, for `GateUp` and `Down`.
+
+    One launch where the inputs fit in shared memory; else one for every form of input, or for half the rows.
+    """
+
+    def __init__(
+        self, matrices: Sequence[Packed], x: Input, outs: Sequence[torch.Tensor], rows: int,
+        norm: torch.Tensor | None = None, eps: float = 0.0, digits: DigitVectors | None = None, limit: float = 0.0,
+        router: Router | None = None, stages: int = 2,
+    ):  # fmt: skip
+        first = matrices[0]
+        if any(m.columns != first.columns or (m.count > 1 and len(matrices) > 1) for m in matrices):
+            raise ValueError("matrices of one launch have the same columns, and a grouped one is alone")
+        if first.count > 1 and isinstance(x, DigitVectors):
+            raise ValueError("a grouped product takes floats or images")
+        self._keep = (matrices, x, outs, norm, digits, router)
+        self._launches: list[tuple[Kernel, int, _Dense]] = []
+        self._x, self._rows, self._limit, self._router, self._stages = x, rows, limit, router, stages
+        self.nbytes = sum(m.nbytes for m in matrices)
+        segments = [_segment(m, out) for m, out in zip(matrices, outs, strict=True)]
+        output = digits.argument() if digits else DigitOutputArgument()
+        inputs = inputs_argument(x, norm, eps, first.columns)
+        self._add(list(zip(matrices, segments, strict=True)), inputs, output, rows)
+
+    def _add(
+        self, parts: list[_Part], inputs: InputsArgument, output: DigitOutputArgument, rows: int
+    ) -> None:
+        first, columns = parts[0][0], parts[0][0].cells * CELL
+        forms = forms_of([m.kind for m, _ in parts], rows)
+        stage = max(_piece(m.kind)[0] for m, _ in parts)
+        depth = 4 if rows <= 2 else 2
+        fixed = SCRATCH + depth * 8 * 2 * rows * 64 + input_bytes(columns, rows, forms)
+        deciding = self._deciding(parts)
+        stages, shared = fit(fixed + (CHOSEN_BYTES if deciding >= 0 else 0), stage, 8, self._stages)
+        if stages:
+            router = self._router
+            argument = _Dense(
+                (_Segment * 8)(*(segment for _, segment in parts)), inputs, output,
+                router.argument() if router else RoutingArgument(), address(router.chosen if router else None),
+                address(router.counter if router else None), deciding, len(parts), first.count, rows, columns,
+                forms, stages, stage, depth, self._limit,
+            )  # fmt: skip
+            # Two blocks on every multiprocessor, where they fit, and no block without work.
+            blocks = MULTIPROCESSORS * (2 if rows <= 4 and 2 * (shared + 1024) <= SHARED_LIMIT + 1024 else 1)
+            rounds = sum(-(-m.tiles // (8 // segment.slices)) for m, segment in parts)
+            grid = min(max(1, blocks // first.count), rounds) * first.count
+            kernel = module("dense.cu").kernel(f"dense_{4 * sets_of(rows)}", shared)
+            self._launches.append((kernel, grid, argument))
+            return
+        by_form: dict[int, list[_Part]] = {}
+        for part in parts:
+            by_form.setdefault(forms_of([part[0].kind], rows), []).append(part)
+        if len(by_form) > 1:
+            for some in by_form.values():
+                self._add(some, inputs, output if some[0] is parts[0] else DigitOutputArgument(), rows)
+            return
+        if rows == 1 or output.digits or deciding >= 0 or isinstance(self._x, Image):
+            raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
+        for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
+            moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
+            self._add(moved, _moved_inputs(inputs, start, columns // CELL), output, count)
+
+    def _deciding(self, parts: list[_Part]) -> int:
+        """Which of the parts writes the router's logits; −1: none"""
+        if self._router is None:
+            return -1
+        logits = address(self._router.logits)
+        return next((i for i, (_, segment) in enumerate(parts) if segment.out == logits), -1)
+
+    def launch(self, overlap: bool = True) -> None:
+        for kernel, grid, argument in self._launches:
+            kernel.launch(grid, 256, (argument,), overlap)
+
+
+def _piece(kind: WeightType) -> tuple[int, int]:
+    """Bytes and columns of what is streamed at a time (formats.cuh)"""
+    parts = {types.F16: 2, types.BF16: 2, types.F32: 4}.get(kind, 1)
+    return LAYOUTS[kind].cell_bytes // parts, CELL // parts
+
+
+def _segment(m: Packed, out: torch.Tensor) -> _Segment:
+    pieces = m.cells * CELL // _piece(m.kind)[1]
+    # As many slices of a tile as give every warp of two blocks a multiprocessor something to do: a rule of the
+    # matrix alone, because the order of a row's sums follows from it.
+    slices = 1
+    while slices < 8 and 2 * slices <= pieces and m.tiles * m.count * slices < 2 * 8 * MULTIPROCESSORS * 0.9:
+        slices *= 2
+    return _Segment(
+        address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, pieces, m.rows, out.stride(0),
+        int(m.paired), slices,
+    )  # fmt: skip
+
+
+def _moved_segment(segment: _Segment, row: int) -> _Segment:
+    moved = _Segment.from_buffer_copy(segment)
+    moved.out += row * segment.stride * 4
+    return moved
+
+
+def _moved_inputs(inputs: InputsArgument, row: int, cells: int) -> InputsArgument:
+    moved = InputsArgument.from_buffer_copy(inputs)
+    if inputs.x:
+        moved.x += row * inputs.stride * 4
+    else:
+        moved.digits += row * cells * 2 * CELL
+        moved.scales += row * cells * 4
+    return moved

@@ -1,0 +1,148 @@
+"""What goes into a product: floats, digits that an earlier product has made, or an image of all forms.
+
+The forms and their layout are those of kernels/inputs.cuh.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.backend.cuda.launch import SHARED_LIMIT
+from penstock.backend.cuda.layouts import CELL
+from penstock.weights import types
+from penstock.weights.types import WeightType
+
+MAX_ROWS = 8
+MULTIPROCESSORS = 132
+SCRATCH = (
+    1024 + (2 * 8 * 64 + 32) * 4
+)  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
+
+DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
+_FORMS = {
+    types.F16: HALVES,
+    types.BF16: FLOATS,
+    types.F32: FLOATS,
+    types.IQ2_XXS: DIGITS | NEGATED,
+    types.MXFP4: DIGITS | NEGATED,
+}  # all others: DIGITS
+
+VOID, INT, FLOAT, LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int64
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class InputsArgument(ctypes.Structure):
+    _fields_ = (
+        ("x", VOID), ("digits", VOID), ("scales", VOID), ("norm", VOID), ("image", VOID), ("image_forms", INT),
+        ("stride", INT), ("width", INT), ("eps", FLOAT),
+    )  # fmt: skip
+
+
+class DigitOutputArgument(ctypes.Structure):
+    _fields_ = (("values", VOID), ("digits", VOID), ("scales", VOID), ("counters", VOID), ("cells", INT))
+
+
+@dataclass
+class DigitVectors:
+    """Vectors of `width` numbers as floats and, once the kernel that writes them has ended, as digits.
+
+    `counted` bounds the vectors that are counted on their own: 1 where all rows come together, 64 for experts.
+    """
+
+    vectors: int
+    width: int
+    counted: int = 1
+    values: torch.Tensor = field(init=False)  # float32 [vectors, cells · 256]
+    digits: torch.Tensor = field(init=False)  # int8 [vectors, cells, 2, 256]
+    scales: torch.Tensor = field(init=False)  # float32 [vectors, cells]
+    counters: torch.Tensor = field(init=False)  # int32 [counted, cells]
+
+    def __post_init__(self) -> None:
+        self.values = torch.zeros(self.vectors, self.cells * CELL, device="cuda")
+        self.digits = torch.zeros(self.vectors, self.cells, 2, CELL, dtype=torch.int8, device="cuda")
+        self.scales = torch.zeros(self.vectors, self.cells, device="cuda")
+        self.counters = torch.zeros(self.counted, self.cells, dtype=torch.int32, device="cuda")
+
+    @property
+    def cells(self) -> int:
+        return -(-self.width // CELL)
+
+    def argument(self) -> DigitOutputArgument:
+        return DigitOutputArgument(
+            address(self.values),
+            address(self.digits),
+            address(self.scales),
+            address(self.counters),
+            self.cells,
+        )
+
+
+@dataclass
+class Image:
+    """Rows in all the forms of `forms`, as blocks want them in shared memory; one image for each group of columns."""
+
+    rows: int
+    width: int
+    forms: int
+    groups: int = 1
+    data: torch.Tensor = field(init=False)  # uint8 [groups, bytes]
+
+    def __post_init__(self) -> None:
+        self.data = torch.zeros(
+            self.groups, input_bytes(self.columns, self.rows, self.forms), dtype=torch.uint8, device="cuda"
+        )
+
+    @property
+    def columns(self) -> int:
+        return -(-self.width // CELL) * CELL
+
+
+Input = torch.Tensor | DigitVectors | Image  # a tensor: float32 [rows, width]
+
+
+def inputs_argument(x: Input, norm: torch.Tensor | None, eps: float, width: int) -> InputsArgument:
+    if isinstance(x, DigitVectors):
+        return InputsArgument(0, address(x.digits), address(x.scales), 0, 0, 0, 0, width, 0)
+    if isinstance(x, Image):
+        return InputsArgument(0, 0, 0, 0, address(x.data), x.forms, 0, width, 0)
+    return InputsArgument(address(x), 0, 0, address(norm), 0, 0, x.stride(0), width, eps)
+
+
+def input_bytes(columns: int, rows: int, forms: int) -> int:
+    """InputPlan.bytes of inputs.cuh"""
+    digits, halves, floats = (
+        2 * rows * (columns + 32),
+        2 * rows * (2 * columns + 32),
+        rows * (4 * columns + 32),
+    )
+    size = digits * (bool(forms & DIGITS) + bool(forms & NEGATED))
+    size += halves * bool(forms & HALVES) + floats * bool(forms & FLOATS)
+    return size + (columns // CELL + 1) * 32
+
+
+def forms_of(kinds: Sequence[WeightType], rows: int) -> int:
+    forms = 0
+    for kind in kinds:
+        forms |= _FORMS.get(kind, DIGITS)
+    return forms if rows <= 4 else forms & ~NEGATED  # see `mend` in formats.cuh
+
+
+def fit(fixed: int, stage: int, warps: int, wanted: int) -> tuple[int, int]:
+    """As many stages as are wanted and fit, and the bytes of shared memory they make with `fixed`; 0 if none fits."""
+    for stages in range(wanted, 0, -1):
+        total = fixed + warps * stages * stage
+        if total <= SHARED_LIMIT:
+            return stages, total
+    return 0, 0
+
+
+def sets_of(rows: int) -> int:
+    """Rows go through the tensor cores by fours."""
+    if not 1 <= rows <= MAX_ROWS:
+        raise ValueError(f"products of 1 to {MAX_ROWS} rows, not {rows}")
+    return 1 if rows <= 4 else 2

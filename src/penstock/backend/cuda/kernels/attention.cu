@@ -1,0 +1,230 @@
+// Attention of one token a row over the raw window, compressed rows and the sink (spec §3.10): every key row is also the value.
+//
+// One row, 640 keys: 640 KB of keys (0.15 µs at 4.5 TB/s), 84 MFLOP.  A block has 16 heads and a share of the keys, 32 at a time on the
+// tensor cores: keys are exact f16, queries and weights go as high and low f16 parts, so that 22 bits of them count.  `join` adds the
+// shares in a fixed order, adds the sink and turns the result back by the query's position.
+#include "formats.cuh"
+
+constexpr int DIM = 512, ROPE = 64, HEADS = 16, KEYS = 32, WARPS = 8;
+constexpr int KEY_STRIDE = DIM * 2 + 16;   // bytes; 8 rows of 16 bytes lie in different banks
+constexpr int WEIGHT_STRIDE = KEYS * 2 + 16;
+
+struct Attention {
+    const float* q;          // [rows, heads, 512] before norm and rotation
+    const u16* window;       // [slots, capacity, 512] f16: position p at p % capacity
+    const u16* compressed;   // [slots, compressed_capacity, 512] f16, or null
+    const int* picks;        // [rows, pick_stride]: compressed rows to see, or null: all visible ones
+    const int* pick_counts;  // [rows]
+    const int *positions, *slots;  // [rows]
+    const float* frequencies;      // [32]
+    const float* sinks;            // [heads]
+    float* partial;  // [rows, splits, heads, 512]
+    float* tops;     // [rows, splits, heads, 2]: largest score, sum of weights
+    float* out;      // [rows, heads · 512] or null
+    u8* digits;      // images of the output groups [groups][InputPlan {columns, rows, DIGITS}], or null
+    long long window_stride, compressed_stride;  // elements of a slot
+    int heads, rows, splits, window_length, capacity, ratio, pick_stride, group_heads;
+    float eps;
+};
+
+PS_DEVICE void ldmatrix(u32 (&d)[4], const void* p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(p)));
+}
+PS_DEVICE void ldmatrix_turned(u32 (&d)[4], const void* p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(p)));
+}
+PS_DEVICE u32 pack_halves(float a, float b) { return float_to_half(a) | static_cast<u32>(float_to_half(b)) << 16; }
+
+// How many keys a row sees: window first, then compressed rows.
+PS_DEVICE int window_keys(const Attention& p, int row) { return min(p.positions[row] + 1, p.window_length); }
+PS_DEVICE int compressed_keys(const Attention& p, int row) {
+    return !p.compressed ? 0 : p.picks ? p.pick_counts[row] : (p.positions[row] + 1) / p.ratio;
+}
+
+extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__ Attention p) {
+    extern __shared__ __align__(128) char shared[];
+    char* q_parts = shared;                              // [high, low][steps 32][lanes][16 bytes], as the tensor cores want it
+    char* keys = q_parts + 2 * 32 * 512;                 // [32][KEY_STRIDE]
+    char* weights = keys + KEYS * KEY_STRIDE;            // [high, low][16][WEIGHT_STRIDE]
+    float* scores = reinterpret_cast<float*>(weights + 2 * HEADS * WEIGHT_STRIDE);  // [halves of the dims 2][16][32 + 1]
+    float* state = scores + 2 * HEADS * (KEYS + 1);      // [16] top, [16] sum, [16] factor
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int head0 = blockIdx.x * HEADS, split = blockIdx.y % p.splits, row = blockIdx.y / p.splits;
+    let_next_start();
+    wait_for_previous();
+    const int position = p.positions[row], slot = p.slots[row], near = window_keys(p, row), count = near + compressed_keys(p, row);
+    const int chunks = (count + KEYS - 1) / KEYS, each = (chunks + p.splits - 1) / p.splits;
+    const int first = split * each, end = min(first + each, chunks);
+    const size_t share = (static_cast<size_t>(row) * p.splits + split) * p.heads + head0;
+    if (first >= end) {
+        if (threadIdx.x < HEADS) p.tops[(share + threadIdx.x) * 2] = -INFINITY, p.tops[(share + threadIdx.x) * 2 + 1] = 0;
+        return;
+    }
+    // Queries: norm, rotation, scale 512^-0.5; lane l has dims 16 l ….
+    for (int h = warp; h < HEADS; h += WARPS) {
+        const float* q = p.q + (static_cast<size_t>(row) * p.heads + head0 + h) * DIM + lane * 16;
+        float v[16], squares = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 f = reinterpret_cast<const float4*>(q)[i];
+            v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) squares = fmaf(v[i], v[i], squares);
+        const float factor = 1.0f / sqrtf(warp_sum(squares) / DIM + p.eps);
+        if (lane >= 28) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                double sine, cosine;
+                sincos(static_cast<double>(position) * static_cast<double>(p.frequencies[(lane - 28) * 8 + i]), &sine, &cosine);
+                const float s = static_cast<float>(sine), c = static_cast<float>(cosine), a = v[2 * i], b = v[2 * i + 1];
+                v[2 * i] = a * c - b * s, v[2 * i + 1] = a * s + b * c;
+            }
+        }
+        // Step `lane` of 16 dims: register 0 has dims 2t, 2t + 1 of heads < 8, register 2 dims 2t + 8, …; 1 and 3 heads ≥ 8.
+        const float scale = factor * 0.044194173824159216f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float a = v[2 * i] * scale, b = v[2 * i + 1] * scale;
+            const u16 ha = float_to_half(a), hb = float_to_half(b);
+            char* to = q_parts + lane * 512 + (h % 8 * 4 + i % 4) * 16 + (i / 4 * 2 + h / 8) * 4;
+            *reinterpret_cast<u32*>(to) = ha | static_cast<u32>(hb) << 16;
+            *reinterpret_cast<u32*>(to + 32 * 512) = pack_halves((a - half_to_float(ha)) , (b - half_to_float(hb)));
+        }
+    }
+    if (threadIdx.x < HEADS) state[threadIdx.x] = -INFINITY, state[HEADS + threadIdx.x] = 0;
+    const u16* window = p.window + slot * p.window_stride;
+    const u16* far = p.compressed + slot * p.compressed_stride;
+    float o[8][4] = {};  // dims 64 warp + 8 n …, heads g and g + 8
+    for (int chunk = first; chunk < end; chunk++) {
+        __syncthreads();
+        // Four keys a warp.
+        uint4 loaded[4][2];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int key = chunk * KEYS + warp * 4 + k;
+            const u16* from = nullptr;
+            if (key < near) from = window + static_cast<size_t>((position - near + 1 + key) % p.capacity) * DIM;
+            else if (key < count)
+                from = far + static_cast<size_t>(p.picks ? p.picks[static_cast<size_t>(row) * p.pick_stride + key - near] : key - near) * DIM;
+#pragma unroll
+            for (int i = 0; i < 2; i++) loaded[k][i] = from ? load16(from + (i * 32 + lane) * 8) : uint4{0, 0, 0, 0};
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                *reinterpret_cast<uint4*>(keys + (warp * 4 + k) * KEY_STRIDE + (i * 32 + lane) * 16) = loaded[k][i];
+        __syncthreads();
+        {  // scores: warp % 4 has eight keys, warp / 4 half of the dims
+            float c[4] = {}, low[4] = {};
+            const int n = warp % 4, step0 = warp / 4 * 16;
+#pragma unroll 4
+            for (int s = 0; s < 16; s += 2) {
+                u32 b[4];  // two steps
+                ldmatrix(b, keys + (n * 8 + lane % 8) * KEY_STRIDE + (step0 + s) * 32 + lane / 8 * 16);
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const uint4 h = load16(q_parts + (step0 + s + k) * 512 + lane * 16);
+                    const uint4 l = load16(q_parts + 32 * 512 + (step0 + s + k) * 512 + lane * 16);
+                    const u32 high[4] = {h.x, h.y, h.z, h.w}, rest[4] = {l.x, l.y, l.z, l.w};
+                    mma_halves(c, high, {b[2 * k], b[2 * k + 1]});
+                    mma_halves(low, rest, {b[2 * k], b[2 * k + 1]});
+                }
+            }
+            float* to = scores + warp / 4 * HEADS * (KEYS + 1) + n * 8 + 2 * t;
+            to[g * (KEYS + 1)] = c[0] + low[0], to[g * (KEYS + 1) + 1] = c[1] + low[1];
+            to[(g + 8) * (KEYS + 1)] = c[2] + low[2], to[(g + 8) * (KEYS + 1) + 1] = c[3] + low[3];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int h = warp * 2; h < warp * 2 + 2; h++) {  // weights: a head at a time, a key a lane
+            float s = scores[h * (KEYS + 1) + lane] + scores[(HEADS + h) * (KEYS + 1) + lane];
+            if (chunk * KEYS + lane >= count) s = -INFINITY;
+            const float before = state[h], top = fmaxf(before, warp_max(s)), w = expf(s - top);
+            const float sum = warp_sum(w);
+            __syncwarp();  // all have read the state
+            if (lane == 0) {
+                const float factor = expf(before - top);
+                state[h] = top, state[HEADS + h] = state[HEADS + h] * factor + sum, state[2 * HEADS + h] = factor;
+            }
+            const u16 high = float_to_half(w);
+            *reinterpret_cast<u16*>(weights + h * WEIGHT_STRIDE + lane * 2) = high;
+            *reinterpret_cast<u16*>(weights + (HEADS + h) * WEIGHT_STRIDE + lane * 2) = float_to_half(w - half_to_float(high));
+        }
+        __syncthreads();
+        const float f0 = state[2 * HEADS + g], f1 = state[2 * HEADS + g + 8];
+#pragma unroll
+        for (int n = 0; n < 8; n++) o[n][0] *= f0, o[n][1] *= f0, o[n][2] *= f1, o[n][3] *= f1;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {  // sixteen keys
+            u32 high[4], rest[4];
+            const char* w = weights + lane % 16 * WEIGHT_STRIDE + k * 32 + lane / 16 * 16;
+            ldmatrix(high, w);
+            ldmatrix(rest, w + HEADS * WEIGHT_STRIDE);
+#pragma unroll
+            for (int n = 0; n < 8; n += 2) {
+                u32 b[4];  // two eights of dims
+                ldmatrix_turned(b, keys + (k * 16 + lane % 16) * KEY_STRIDE + (warp * 64 + n * 8 + lane / 16 * 8) * 2);
+                mma_halves(o[n], high, {b[0], b[1]});
+                mma_halves(o[n], rest, {b[0], b[1]});
+                mma_halves(o[n + 1], high, {b[2], b[3]});
+                mma_halves(o[n + 1], rest, {b[2], b[3]});
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float* to = p.partial + (share + g + 8 * h) * DIM + warp * 64 + n * 8 + 2 * t;
+            *reinterpret_cast<float2*>(to) = {o[n][2 * h], o[n][2 * h + 1]};
+        }
+    if (threadIdx.x < HEADS)
+        p.tops[(share + threadIdx.x) * 2] = state[threadIdx.x], p.tops[(share + threadIdx.x) * 2 + 1] = state[HEADS + threadIdx.x];
+}
+
+// A head of a row: two warps, a cell of 256 dims each, eight dims a lane.
+extern "C" __global__ void __launch_bounds__(64) join_shares(const __grid_constant__ Attention p) {
+    const int head = blockIdx.x, row = blockIdx.y, cell = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    let_next_start();
+    wait_for_previous();
+    const float sink = p.sinks[head];
+    float top = sink;
+    for (int s = 0; s < p.splits; s++) top = fmaxf(top, p.tops[((static_cast<size_t>(row) * p.splits + s) * p.heads + head) * 2]);
+    float sum = expf(sink - top), v[8] = {};
+    for (int s = 0; s < p.splits; s++) {
+        const size_t share = (static_cast<size_t>(row) * p.splits + s) * p.heads + head;
+        const float own = p.tops[share * 2];
+        if (own == -INFINITY) continue;
+        const float factor = expf(own - top);
+        float o[8];
+        load_eight(p.partial + share * DIM, cell * CELL + lane * 8, DIM, o);
+        sum = fmaf(p.tops[share * 2 + 1], factor, sum);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = fmaf(o[i], factor, v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] /= sum;
+    const int rotary = cell * CELL + lane * 8 - (DIM - ROPE);
+    if (rotary >= 0) {  // back by the query's position
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            double sine, cosine;
+            sincos(static_cast<double>(p.positions[row]) * static_cast<double>(p.frequencies[rotary / 2 + i]), &sine, &cosine);
+            const float s = static_cast<float>(sine), c = static_cast<float>(cosine), a = v[2 * i], b = v[2 * i + 1];
+            v[2 * i] = a * c + b * s, v[2 * i + 1] = b * c - a * s;
+        }
+    }
+    if (p.out) {
+        float4* to = reinterpret_cast<float4*>(p.out + (static_cast<size_t>(row) * p.heads + head) * DIM + cell * CELL + lane * 8);
+        to[0] = {v[0], v[1], v[2], v[3]}, to[1] = {v[4], v[5], v[6], v[7]};
+    }
+    if (p.digits) {
+        const InputPlan plan = {p.group_heads * DIM, p.rows, DIGITS};
+        char* image = reinterpret_cast<char*>(p.digits) + static_cast<size_t>(head / p.group_heads) * plan.bytes();
+        store_digits(image, plan, row, head % p.group_heads * 2 + cell, lane, to_digits(v));
+    }
+}

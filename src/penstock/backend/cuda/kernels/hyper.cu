@@ -1,0 +1,232 @@
+// Hyper-connections: four streams, mixed into a sublayer's input and out of its output (spec §3.2, §3.3, §3.13).
+//
+// Floor: the mixing matrix, 24 × 16384 halfs = 786 KB, and the streams, 64 KB a row in and out: 0.2 µs at 4.5 TB/s.  What counts is
+// the chain of two small kernels: `leave_and_mix` spreads over 64 blocks, `collapse` is one block a row.
+#include "formats.cuh"
+
+constexpr int STREAMS = 4, MIX = 24, PARTIAL = 32;  // 24 products, the sum of squares, padding
+
+struct Leave {
+    const float* streams;  // [rows, 4, hidden], before the sublayer; or null: embeddings
+    const u16* embeddings;  // [vocabulary, hidden] F16
+    const int* tokens;      // [rows]
+    const float* y;        // [rows, hidden]: the sublayer's output, or null
+    const float* coefficients;  // [rows, 24]: pre 4, post 4, comb 16 of the streams, as `collapse` wrote them
+    float* out;            // [rows, 4, hidden]
+    const void* fn;        // [outs, 4 · hidden], F16 or F32
+    float* partial;        // [blocks, rows, 32]
+    int fn_is_f32, outs, rows, hidden;
+};
+
+// Block b has columns 256 b … of the flattened streams: leaves the sublayer there, and begins the products of the next mix.
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix(const __grid_constant__ Leave p) {
+    __shared__ __align__(16) float xs[8][CELL];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, total = STREAMS * p.hidden;
+    const int column = blockIdx.x * CELL + threadIdx.x, j = column / p.hidden, d = column % p.hidden;
+    let_next_start();
+    float fn[3][8];  // outs warp, warp + 8, warp + 16: weights do not wait
+#pragma unroll
+    for (int k = 0; k < 3; k++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int out = warp + 8 * k, c = blockIdx.x * CELL + lane * 8 + i;
+            const size_t at = static_cast<size_t>(out) * total + c;
+            fn[k][i] = out >= p.outs || c >= total ? 0.0f
+                       : p.fn_is_f32               ? static_cast<const float*>(p.fn)[at]
+                                                   : half_to_float(static_cast<const u16*>(p.fn)[at]);
+        }
+    wait_for_previous();
+    for (int row = 0; row < p.rows; row++) {
+        float v = 0;
+        if (column < total) {
+            const size_t base = static_cast<size_t>(row) * total;
+            if (!p.streams) {
+                v = half_to_float(p.embeddings[static_cast<size_t>(p.tokens[row]) * p.hidden + d]);
+            } else if (!p.y) {
+                v = p.streams[base + column];
+            } else {
+                const float* c = p.coefficients + row * MIX;
+                v = c[4 + j] * p.y[static_cast<size_t>(row) * p.hidden + d];
+#pragma unroll
+                for (int i = 0; i < STREAMS; i++) v = fmaf(c[8 + 4 * i + j], p.streams[base + i * p.hidden + d], v);
+            }
+            p.out[base + column] = v;
+        }
+        xs[row][threadIdx.x] = v;
+    }
+    __syncthreads();
+    for (int row = 0; row < p.rows; row++) {
+        float v[8], squares = 0, sums[3] = {};
+        load_eight(xs[row], lane * 8, CELL, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            squares = fmaf(v[i], v[i], squares);
+#pragma unroll
+            for (int k = 0; k < 3; k++) sums[k] = fmaf(fn[k][i], v[i], sums[k]);
+        }
+        float* to = p.partial + (static_cast<size_t>(blockIdx.x) * p.rows + row) * PARTIAL;
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            const float sum = warp_sum(sums[k]);
+            if (lane == 0) to[warp + 8 * k] = sum;
+        }
+        if (warp == 0) {
+            squares = warp_sum(squares);
+            if (lane == 0) to[MIX] = squares;
+        }
+    }
+}
+
+struct Collapse {
+    const float* streams;  // [rows, 4, hidden]
+    const float* partial;  // [blocks, rows, 32]
+    const float *base, *scale;  // [24], [3]; for the head [4], [1]
+    float* coefficients;   // [rows, 24]
+    const float* norm;     // [hidden] or null
+    char* image;           // of the normed input, InputPlan {columns, rows, forms}
+    float* x;              // [rows, hidden] before the norm, or null
+    int blocks, rows, hidden, columns, forms, head, iterations;
+    float eps, hc_eps;
+};
+
+PS_DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
+
+// One thread: the 4 × 4 matrix made doubly stochastic, columns last (spec §3.2).
+PS_DEVICE void sinkhorn(const float* logits, int iterations, float eps, float* out) {
+    float c[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float top = fmaxf(fmaxf(logits[4 * i], logits[4 * i + 1]), fmaxf(logits[4 * i + 2], logits[4 * i + 3]));
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum += c[i][j] = expf(logits[4 * i + j] - top);
+#pragma unroll
+        for (int j = 0; j < 4; j++) c[i][j] = c[i][j] / sum + eps;
+    }
+    auto columns = [&] {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float inverse = 1.0f / ((c[0][j] + c[1][j]) + (c[2][j] + c[3][j]) + eps);
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[i][j] *= inverse;
+        }
+    };
+    columns();
+    for (int k = 1; k < iterations; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float inverse = 1.0f / ((c[i][0] + c[i][1]) + (c[i][2] + c[i][3]) + eps);
+#pragma unroll
+            for (int j = 0; j < 4; j++) c[i][j] *= inverse;
+        }
+        columns();
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) out[i] = c[i / 4][i % 4];
+}
+
+constexpr int COLLAPSE_WARPS = 16;
+
+// One block a row; the seventeenth warp balances the matrix while the others collapse the streams.
+extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(const __grid_constant__ Collapse p) {
+    __shared__ float mix[MIX + 1], squares[64], largest[64];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x, cells = p.columns / CELL;
+    let_next_start();
+    wait_for_previous();
+    const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
+    float kept[2][STREAMS][8];  // a warp's first two cells: asked for before the mix is known
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+#pragma unroll
+        for (int i = 0; i < STREAMS; i++) {
+            const int cell = warp + k * COLLAPSE_WARPS;
+            if (warp < COLLAPSE_WARPS && cell < cells)
+                load_eight(streams + static_cast<size_t>(i) * p.hidden, cell * CELL + lane * 8, p.hidden, kept[k][i]);
+        }
+    for (int k = warp; k <= MIX; k += COLLAPSE_WARPS + 1) {
+        float sum = 0;
+        for (int b = lane; b < p.blocks; b += WARP) sum += p.partial[(static_cast<size_t>(b) * p.rows + row) * PARTIAL + k];
+        sum = warp_sum(sum);
+        if (lane == 0) mix[k] = sum;
+    }
+    __syncthreads();
+    const float factor = 1.0f / sqrtf(mix[MIX] / static_cast<float>(STREAMS * p.hidden) + p.eps);
+    float pre[STREAMS];
+#pragma unroll
+    for (int i = 0; i < STREAMS; i++) pre[i] = sigmoid(mix[i] * factor * p.scale[0] + p.base[i]) + p.hc_eps;
+    if (warp == COLLAPSE_WARPS) {
+        float* out = p.coefficients + row * MIX;
+        if (lane < 4) out[lane] = pre[lane];
+        if (!p.head && lane < 4) out[4 + lane] = 2.0f * sigmoid(mix[4 + lane] * factor * p.scale[1] + p.base[4 + lane]);
+        if (!p.head && lane == 0) {
+            float logits[16];
+#pragma unroll
+            for (int i = 0; i < 16; i++) logits[i] = mix[8 + i] * factor * p.scale[2] + p.base[8 + i];
+            sinkhorn(logits, p.iterations, p.hc_eps, out + 8);
+        }
+    }
+    const InputPlan plan = {p.columns, p.rows, p.forms};
+    float v[2][8];
+    for (int k = 0; k < 2; k++) {
+        const int cell = warp + k * COLLAPSE_WARPS, column = cell * CELL + lane * 8;
+        if (warp >= COLLAPSE_WARPS || cell >= cells) continue;
+        float sum = 0, most = 0;
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            float x = pre[0] * kept[k][0][e];
+#pragma unroll
+            for (int i = 1; i < STREAMS; i++) x = fmaf(pre[i], kept[k][i][e], x);
+            if (p.x && column + e < p.hidden) p.x[static_cast<size_t>(row) * p.hidden + column + e] = x;
+            sum = fmaf(x, x, sum);
+            v[k][e] = x * (p.norm && column + e < p.hidden ? p.norm[column + e] : 1.0f);
+            most = fmaxf(most, fabsf(v[k][e]));
+        }
+        sum = warp_sum(sum), most = warp_max(most);
+        if (lane == 0) squares[cell] = sum, largest[cell] = most;
+    }
+    __syncthreads();
+    const RowScale scale = row_scale(squares, largest, cells, p.hidden, p.norm, p.eps, lane);
+    if (p.forms & HALVES && threadIdx.x == 0)
+        reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
+    for (int k = 0; k < 2; k++) {
+        const int cell = warp + k * COLLAPSE_WARPS;
+        if (warp >= COLLAPSE_WARPS || cell >= cells) continue;
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[k][e] *= scale.factor;
+        store_cell(plan, p.image, row, cell, lane, v[k], scale.up);
+    }
+}
+
+struct MakeImage {
+    Inputs inputs;
+    char* image;
+    int rows, columns, forms;
+};
+
+// Inputs as products want them, made once for several products.  One block a row.
+extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_constant__ MakeImage p) {
+    __shared__ float squares[64], largest[64];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x, cells = p.columns / CELL;
+    let_next_start();
+    wait_for_previous();
+    for (int cell = warp; cell < cells; cell += 8) {
+        float v[8], sum, most = 0;
+        load_cell(p.inputs, row, cell, lane, v, sum);
+#pragma unroll
+        for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
+        sum = warp_sum(sum), most = warp_max(most);
+        if (lane == 0) squares[cell] = sum, largest[cell] = most;
+    }
+    __syncthreads();
+    const InputPlan plan = {p.columns, p.rows, p.forms};
+    const RowScale scale = row_scale(squares, largest, cells, p.inputs.width, p.inputs.norm, p.inputs.eps, lane);
+    if (p.forms & HALVES && threadIdx.x == 0)
+        reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
+    for (int cell = warp; cell < cells; cell += 8) {
+        float v[8], sum;
+        load_cell(p.inputs, row, cell, lane, v, sum);
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] *= scale.factor;
+        store_cell(plan, p.image, row, cell, lane, v, scale.up);
+    }
+}

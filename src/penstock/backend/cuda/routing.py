@@ -1,0 +1,56 @@
+"""Which experts a row's logits choose: the numbers behind kernels/routing.cuh."""
+
+import ctypes
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.backend.cuda.inputs import FLOAT, INT, MAX_ROWS, VOID, address
+
+MAX_COUNT = 8
+MAX_UNIQUE = MAX_ROWS * MAX_COUNT
+# struct Chosen: ids, weights [rows, count]; unique; count; first; slot, weight [unique, rows]
+_CHOSEN = 4 * (2 * MAX_UNIQUE + MAX_UNIQUE + 1 + MAX_UNIQUE + 2 * MAX_UNIQUE * MAX_ROWS)
+CHOSEN_BYTES = -(-_CHOSEN // 128) * 128
+
+
+class RoutingArgument(ctypes.Structure):
+    _fields_ = (
+        ("logits", VOID), ("bias", VOID), ("table", VOID), ("tokens", VOID),
+        ("experts", INT), ("count", INT), ("normalize", INT), ("scale", FLOAT),
+    )  # fmt: skip
+
+
+@dataclass
+class Router:
+    """How a row's experts follow from its logits [rows, experts]; `table` [vocabulary, count] int32 and `tokens`
+    [rows] int32 where they follow from its token."""
+
+    logits: torch.Tensor
+    count: int
+    scale: float
+    bias: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+    normalize: bool = True
+    chosen: torch.Tensor = field(init=False)  # struct Chosen, written by the product that writes the logits
+    counter: torch.Tensor = field(init=False)  # int32 [1]
+
+    def __post_init__(self) -> None:
+        self.chosen = torch.zeros(CHOSEN_BYTES, dtype=torch.uint8, device="cuda")
+        self.counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def argument(self) -> RoutingArgument:
+        return RoutingArgument(
+            address(self.logits), address(self.bias), address(self.table), address(self.tokens),
+            self.logits.shape[1], self.count, int(self.normalize), self.scale,
+        )  # fmt: skip
+
+    def ids(self, rows: int) -> torch.Tensor:
+        """The experts chosen last, int32 [rows, count], best first."""
+        return self.chosen[: 4 * MAX_UNIQUE].view(torch.int32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]
+
+    def weights(self, rows: int) -> torch.Tensor:
+        """Their weights, float32 [rows, count]."""
+        part = self.chosen[4 * MAX_UNIQUE : 8 * MAX_UNIQUE]
+        return part.view(torch.float32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]

@@ -1,0 +1,204 @@
+"""State, indexer and attention of a decode step against float64 (spec §3.5 – §3.10)."""
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, Places, Remember
+from penstock.backend.cuda.inputs import DIGITS, Image
+from tests.gpu import reference as ref
+
+EPS = 1e-6
+FREQUENCIES = (160000.0 ** (-np.arange(32) / 32)).astype(np.float32)
+
+
+def rotated(x: ref.Floats, position: int, sign: int = 1) -> ref.Floats:
+    """The last 64 of x's channels, by pairs"""
+    angle = sign * position * FREQUENCIES.astype(np.float64)
+    out, a, b = x.copy(), x[..., -64::2], x[..., -63::2]
+    out[..., -64::2] = a * np.cos(angle) - b * np.sin(angle)
+    out[..., -63::2] = a * np.sin(angle) + b * np.cos(angle)
+    return out
+
+
+def places(positions: list[int], slots: list[int]) -> Places:
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+    return Places(ints(positions), ints(slots), torch.from_numpy(FREQUENCIES).cuda())
+
+
+def halves(array: ref.Floats) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.float16)).cuda()
+
+
+class Memory:
+    """Two sequences' state, and the projections of `length` tokens of the second."""
+
+    def __init__(self, ratio: int, dim: int, width: int, length: int):
+        rng = np.random.default_rng(ratio + dim)
+        self.ratio, self.dim, self.width, self.length = ratio, dim, width, length
+        self.kv = torch.from_numpy(rng.standard_normal((length, 512)).astype(np.float32)).cuda()
+        self.values, self.scores = (
+            torch.from_numpy(rng.standard_normal((length, width)).astype(np.float32)).cuda() for _ in range(2)
+        )
+        self.ape = torch.from_numpy(rng.standard_normal((ratio, width)).astype(np.float32)).cuda()
+        self.norm, self.kv_norm = (
+            torch.from_numpy((rng.random(n) + 0.5).astype(np.float32)).cuda() for n in (dim, 512)
+        )
+
+    def run(self, steps: list[int]) -> tuple[torch.Tensor, ...]:
+        """Tokens in launches of so many rows → window, frontier, rows"""
+        window = torch.zeros(2, 140, 512, dtype=torch.float16, device="cuda")
+        frontier = torch.full((2, 2 * self.ratio + 7, 2 * self.width), float("nan"), device="cuda")
+        rows = torch.zeros(2, self.length // self.ratio + 1, self.dim, dtype=torch.float16, device="cuda")
+        at = 0
+        for n in steps:
+            part = slice(at, at + n)
+            compressor = CompressorState(
+                self.values[part], self.scores[part], self.ape, self.norm, frontier, rows
+            )
+            where = places(list(range(at, at + n)), [1] * n)
+            Remember(self.kv[part], self.kv_norm, window, where, [compressor], EPS).launch()
+            torch.cuda.synchronize()
+            at += n
+        return window, frontier, rows
+
+    def wanted_rows(self) -> ref.Floats:
+        values = self.values.double().cpu().numpy()
+        scores = self.scores.double().cpu().numpy()
+        scores = scores + self.ape.double().cpu().numpy()[np.arange(self.length) % self.ratio]
+        out = []
+        for w in range(self.length // self.ratio):
+            now = slice(w * self.ratio, (w + 1) * self.ratio)
+            v, s = values[now, -self.dim :], scores[now, -self.dim :]
+            if self.width > self.dim and w:
+                before = slice((w - 1) * self.ratio, w * self.ratio)
+                v = np.concatenate([values[before, : self.dim], v])
+                s = np.concatenate([scores[before, : self.dim], s])
+            weight = np.exp(s - s.max(axis=0))
+            pooled = (weight * v).sum(axis=0) / weight.sum(axis=0)
+            normed = ref.rms_norm(pooled, self.norm.double().cpu().numpy(), EPS)
+            out.append(rotated(normed, w * self.ratio))
+        return np.array(out)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "dim", "width", "length"), [(4, 512, 1024, 22), (4, 128, 256, 22), (128, 512, 512, 260)]
+)
+def test_what_a_token_leaves_behind(ratio: int, dim: int, width: int, length: int) -> None:
+    memory = Memory(ratio, dim, width, length)
+    window, frontier, rows = memory.run([1] * length)
+    wanted = memory.wanted_rows()
+    assert ref.error(rows[1, : len(wanted)].float().cpu().numpy(), wanted) < 5e-4  # float16
+    assert not rows[0].any()
+    position = length - 3
+    kv = ref.rms_norm(memory.kv[position].double().cpu().numpy(), memory.kv_norm.double().cpu().numpy(), EPS)
+    assert ref.error(window[1, position % 140].float().cpu().numpy(), rotated(kv, position)) < 5e-4
+    # Neighbours in one launch leave the same bits as one by one.
+    steps = [5, 8, 1, 3] + [5] * ((length - 17) // 5)
+    steps += [1] * (length - sum(steps))
+    for one, many in zip((window, frontier, rows), memory.run(steps), strict=True):
+        assert torch.equal(one.nan_to_num(7), many.nan_to_num(7))
+
+
+def test_the_indexer_picks_the_best_rows() -> None:
+    rng = np.random.default_rng(3)
+    heads, count, ratio = 64, 512, 4
+    positions, slots = [21000, 2047, 11, 9999], [1, 0, 1, 0]
+    q, gates = rng.standard_normal((4, heads, 128)), rng.standard_normal((4, heads))
+    keys = rng.standard_normal((2, 5300, 128))
+    keys[0, 100:140] = keys[0, 60]  # ties
+    device_keys = halves(keys)
+    exact = device_keys.double().cpu().numpy()
+    scores = torch.full((4, 5300), float("nan"), device="cuda")
+    picks = torch.full((4, count), -1, dtype=torch.int32, device="cuda")
+    counts = torch.zeros(4, dtype=torch.int32, device="cuda")
+    where = places(positions, slots)
+    f = [torch.from_numpy(a.astype(np.float32)).cuda() for a in (q, gates)]
+    Indexer(f[0], f[1], device_keys, where, scores, picks, counts, ratio).launch()
+    got = scores.cpu().numpy()
+    for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
+        visible = (position + 1) // ratio
+        n = min(visible, count)
+        assert counts[row] == n
+        if visible <= count:
+            assert picks[row, :n].tolist() == list(range(n))
+            continue
+        turned = rotated(f[0][row].double().cpu().numpy(), position)
+        hits = np.maximum(turned @ exact[slot, :visible].T, 0)  # [heads, visible]
+        wanted = f[1][row].double().cpu().numpy() @ hits * (128 * heads) ** -0.5
+        assert ref.error(got[row, :visible], wanted) < 5e-6
+        best = np.lexsort((np.arange(visible), -got[row, :visible]))[:count]
+        assert picks[row].tolist() == sorted(best.tolist())
+
+
+@pytest.mark.parametrize("kind", ["window", "all", "picked"])
+def test_attention(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    heads, rows, capacity, ratio = 64, 4, 136, 128 if kind == "all" else 4
+    positions, slots = [3, 127, 5000, 70001], [2, 0, 1, 2]
+    q = rng.standard_normal((rows, heads, 512)) * 2
+    window, compressed = (
+        halves(rng.standard_normal((3, capacity, 512))),
+        halves(rng.standard_normal((3, 17600, 512))),
+    )
+    sinks = rng.standard_normal(heads)
+    picks = np.stack([np.sort(rng.choice(1000, 512, replace=False)) for _ in range(rows)])
+    counts = np.array([min(512, (p + 1) // ratio) for p in positions])
+    picks[0, :1], picks[1, :32] = [0], np.arange(32)
+    picked = torch.from_numpy(picks.astype(np.int32)).cuda() if kind == "picked" else None
+    device_q = torch.from_numpy(q.astype(np.float32)).cuda()
+    out = torch.full((rows, heads * 512), float("nan"), device="cuda")
+    image = Image(rows, 8 * 512, DIGITS, groups=8)
+    where = places(positions, slots)
+    Attention(
+        device_q, window, where, torch.from_numpy(sinks.astype(np.float32)).cuda(), 128, EPS, ratio,
+        None if kind == "window" else compressed, picked,
+        torch.from_numpy(counts.astype(np.int32)).cuda() if kind == "picked" else None, out, image,
+    ).launch()  # fmt: skip
+    got = out.cpu().numpy().reshape(rows, heads, 512)
+    near, far = window.double().cpu().numpy(), compressed.double().cpu().numpy()
+    exact_q = device_q.double().cpu().numpy()
+    for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
+        seen = np.arange(max(0, position - 127), position + 1)
+        keys = near[slot, seen % capacity]
+        if kind == "all":
+            keys = np.concatenate([keys, far[slot, : (position + 1) // ratio]])
+        if kind == "picked":
+            keys = np.concatenate([keys, far[slot, picks[row, : counts[row]]]])
+        turned = rotated(ref.rms_norm(exact_q[row], 1.0, EPS), position)
+        scores = turned @ keys.T * 512**-0.5
+        top = np.maximum(scores.max(axis=1), sinks.astype(np.float32))[:, None]
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True) + np.exp(sinks.astype(np.float32)[:, None] - top)
+        wanted = rotated(weights / total @ keys, position, -1)
+        assert ref.error(got[row], wanted) < 5e-6
+    # The digits of every group's image are those of the floats.
+    raw = image.data.cpu().numpy()
+    for row in range(rows):
+        for group in range(8):
+            high, low = (
+                raw[group, (2 * row + k) * 4128 :][:4096].view(np.int8).astype(np.float64) for k in (0, 1)
+            )
+            scales = raw[group, 2 * rows * 4128 :].view(np.float32).reshape(-1, 8)[:16, row]
+            back = ((255 * high + low).reshape(16, 256) * scales[:, None]).reshape(8, 512)
+            part = got[row, group * 8 : group * 8 + 8]
+            assert np.abs(back - part).max() < 2e-5 * np.abs(part).max()
+
+
+def test_a_rows_attention_does_not_depend_on_its_neighbours() -> None:
+    rng = np.random.default_rng(5)
+    q = torch.from_numpy(rng.standard_normal((3, 16, 512)).astype(np.float32)).cuda()
+    window, compressed = (
+        halves(rng.standard_normal((1, 136, 512))),
+        halves(rng.standard_normal((1, 900, 512))),
+    )
+    sinks = torch.zeros(16, device="cuda")
+    outs = []
+    for rows in ([0, 1, 2], [2]):
+        out = torch.empty(len(rows), 16 * 512, device="cuda")
+        where = places([[400, 3000, 3500][r] for r in rows], [0] * len(rows))
+        Attention(q[rows].contiguous(), window, where, sinks, 128, EPS, 4, compressed, out=out).launch()
+        outs.append(out)
+    assert torch.equal(outs[0][2], outs[1][0])

@@ -1,0 +1,113 @@
+"""Hyper-connections against float64 (spec §3.2, §3.3, §3.13)."""
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
+from penstock.backend.cuda.inputs import DIGITS, HALVES, Image
+from tests.gpu import reference as ref
+
+EPS, HC_EPS = 1e-6, 1e-6
+
+
+def sigmoid(v: ref.Floats) -> ref.Floats:
+    return 1 / (1 + np.exp(-v))
+
+
+def coefficients(mix: ref.Floats, base: ref.Floats, scale: ref.Floats, iterations: int = 20) -> ref.Floats:
+    """mix [24] → pre 4, post 4, comb 16"""
+    pre = sigmoid(mix[:4] * scale[0] + base[:4]) + HC_EPS
+    post = 2 * sigmoid(mix[4:8] * scale[1] + base[4:8])
+    a = (mix[8:] * scale[2] + base[8:]).reshape(4, 4)
+    c = np.exp(a - a.max(axis=1, keepdims=True))
+    c = c / c.sum(axis=1, keepdims=True) + HC_EPS
+    c = c / (c.sum(axis=0) + HC_EPS)
+    for _ in range(iterations - 1):
+        c = c / (c.sum(axis=1, keepdims=True) + HC_EPS)
+        c = c / (c.sum(axis=0) + HC_EPS)
+    return np.concatenate([pre, post, c.reshape(-1)])
+
+
+def test_golden_coefficients() -> None:
+    """The reference above gives the numbers of the model's description."""
+    k = np.arange(24)
+    got = coefficients(0.1 * ((7 * k) % 24) - 1.1, 0.05 * (k % 5) - 0.1, np.array([0.5, 1, 2]))
+    np.testing.assert_allclose(got[:4], [0.34299054, 0.43782450, 0.53743085, 0.63413659], atol=1e-8)
+    np.testing.assert_allclose(got[8:12], [0.04798600, 0.08519729, 0.82668074, 0.04013837], atol=1e-8)
+
+
+def decoded(image: Image, row: int) -> tuple[ref.Floats, ref.Floats]:
+    """A row of an image of digits and halves."""
+    raw, columns, rows = image.data.cpu().numpy()[0], image.columns, image.rows
+    scales = raw[-(columns // 256 + 1) * 32 :].view(np.float32).reshape(-1, 8)
+    high, low = (
+        raw[(2 * row + k) * (columns + 32) :][:columns].view(np.int8).astype(np.float64) for k in (0, 1)
+    )
+    digits = (255 * high + low).reshape(-1, 256) * scales[:-1, row][:, None]
+    start = 2 * rows * (columns + 32)
+    parts = [
+        raw[start + (2 * row + k) * (2 * columns + 32) :][: 2 * columns].view(np.float16) for k in (0, 1)
+    ]
+    halves = (parts[0].astype(np.float64) + parts[1].astype(np.float64)) * scales[-1, row]
+    return digits.reshape(-1), halves
+
+
+@pytest.mark.parametrize("hidden", [4096, 256, 320])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_out_of_one_sublayer_into_the_next(hidden: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(1)
+    rows = 3
+    streams = rng.standard_normal((rows, 4, hidden)).astype(np.float32) * 3
+    y = rng.standard_normal((rows, hidden)).astype(np.float32)
+    fn = torch.randn(24, 4 * hidden, generator=torch.Generator().manual_seed(2)).mul(0.05).to(dtype)
+    before = rng.random((rows, 24)).astype(np.float32)
+    base, scale = rng.standard_normal(24).astype(np.float32), np.array([0.7, 1.1, 1.6], np.float32)
+    norm = (rng.random(hidden) + 0.5).astype(np.float32)
+
+    def cuda(a: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(a).cuda()
+
+    out = torch.full((rows, 4, hidden), float("nan"), device="cuda")
+    partial = torch.full((mix_blocks(hidden), rows, 32), float("nan"), device="cuda")
+    after, x = (
+        torch.full((rows, 24), float("nan"), device="cuda"),
+        torch.full((rows, hidden), float("nan"), device="cuda"),
+    )
+    image = Image(rows, hidden, DIGITS | HALVES)
+    LeaveAndMix(out, fn.cuda(), partial, cuda(streams), cuda(y), cuda(before)).launch()
+    Collapse(out, partial, cuda(base), cuda(scale), after, cuda(norm), image, EPS, HC_EPS, x=x).launch()
+
+    comb = before[:, 8:].reshape(rows, 4, 4).astype(np.float64)
+    wanted = before[:, 4:8, None] * y[:, None].astype(np.float64) + np.einsum("rij,rid->rjd", comb, streams)
+    assert ref.error(out.cpu().numpy(), wanted) < 1e-6
+    for row in range(rows):
+        z = ref.rms_norm(wanted[row].reshape(-1), 1.0, EPS)
+        c = coefficients(fn.double().numpy() @ z, base.astype(np.float64), scale.astype(np.float64))
+        assert ref.error(after[row].cpu().numpy(), c) < 5e-6
+        collapsed = c[:4] @ wanted[row]
+        assert ref.error(x[row].cpu().numpy(), collapsed) < 5e-6
+        normed = ref.rms_norm(collapsed, norm.astype(np.float64), EPS)
+        digits, halves = decoded(image, row)
+        assert np.abs(digits[:hidden] - normed).max() < 3e-5 * np.abs(normed).max()
+        assert np.abs(halves[:hidden] - normed).max() < 5e-6 * np.abs(normed).max()
+
+
+def test_embeddings_enter_and_the_head_leaves() -> None:
+    rows, hidden, vocabulary = 2, 512, 10
+    table = torch.randn(vocabulary, hidden).half().cuda()
+    tokens = torch.tensor([7, 3], dtype=torch.int32, device="cuda")
+    fn = torch.randn(4, 4 * hidden).mul(0.05).half().cuda()
+    out = torch.empty(rows, 4, hidden, device="cuda")
+    partial = torch.zeros(mix_blocks(hidden), rows, 32, device="cuda")
+    base, scale, norm = torch.randn(4).cuda(), torch.tensor([0.9]).cuda(), torch.ones(hidden).cuda()
+    after, image = torch.empty(rows, 24, device="cuda"), Image(rows, hidden, DIGITS)
+    x = torch.empty(rows, hidden, device="cuda")
+    LeaveAndMix(out, fn, partial, embeddings=table, tokens=tokens).launch()
+    Collapse(out, partial, base, scale, after, norm, image, EPS, HC_EPS, x=x).launch()
+    e = table[tokens.long()].double().cpu().numpy()
+    assert np.array_equal(out.cpu().numpy(), np.repeat(e[:, None], 4, axis=1).astype(np.float32))
+    for row in range(rows):
+        z = ref.rms_norm(np.tile(e[row], 4), 1.0, EPS)
+        pre = sigmoid(fn.double().cpu().numpy() @ z * 0.9 + base.double().cpu().numpy()) + HC_EPS
+        assert ref.error(x[row].cpu().numpy(), pre.sum() * e[row]) < 5e-6
