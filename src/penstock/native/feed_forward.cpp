@@ -347,7 +347,3 @@ void ps_expert_sum(const i64* ids, const float* weights, i64 rows, i64 slots, i6
         if (shared) kernels().add_scaled(1.0f, terms + (rows * slots + row) * hidden, hidden, sum);
     });
 }
-
-void ps_expert_add(const float* y, const float* weights, const i64* rows, i64 count, i64 hidden, float* out) {
-    for (i64 i = 0; i < count; i++) kernels().add_scaled(weights[i], y + i * hidden, hidden, out + rows[i] * hidden);
-}

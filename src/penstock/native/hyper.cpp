@@ -56,9 +56,8 @@ PS_INLINE void collapse_row(const float* streams, const float* pre, i64 n, i64 h
     }
 }
 
-// out_j = post_j · y + sum over i of comb_ij · stream_i, in that order.  out may be the streams themselves.
-PS_INLINE void expand_row(const float* y, const float* streams, const float* post, const float* comb, i64 n, i64 hidden,
-                          float* out) {
+// stream_j = post_j · y + sum over i of comb_ij · stream_i, in that order, in place.
+PS_INLINE void expand_row(const float* y, const float* post, const float* comb, i64 n, i64 hidden, float* streams) {
     for (i64 d = 0; d < hidden; d += LANES) {
         vf in[MAX_STREAMS], own = load(y + d, hidden - d);
         for (i64 i = 0; i < n; i++) in[i] = load(streams + i * hidden + d, hidden - d);
@@ -66,34 +65,20 @@ PS_INLINE void expand_row(const float* y, const float* streams, const float* pos
             vf sum = {};
             sum += post[j] * own;
             for (i64 i = 0; i < n; i++) sum += comb[i * n + j] * in[i];
-            store(out + j * hidden + d, sum, hidden - d);
+            store(streams + j * hidden + d, sum, hidden - d);
         }
     }
 }
 
-PS_DISPATCH void mix_rows(const float* mixes, const float* base, const float* scale, i64 first, i64 last, i64 n,
-                          i64 iterations, float eps, float* pre, float* post, float* comb) {
-    for (i64 r = first; r < last; r++)
-        mix_row(mixes + r * (2 + n) * n, 1.0f, base, scale, n, iterations, eps, pre + r * n, post + r * n,
-                comb + r * n * n);
-}
-
-PS_DISPATCH void collapse_rows(const float* streams, const float* pre, i64 first, i64 last, i64 n, i64 hidden,
-                               float* out) {
-    for (i64 r = first; r < last; r++)
-        collapse_row(streams + r * n * hidden, pre + r * n, n, hidden, out + r * hidden);
-}
-
-PS_DISPATCH void expand_rows(const float* y, const float* streams, const float* post, i64 post_stride,
-                             const float* comb, i64 comb_stride, i64 first, i64 last, i64 n, i64 hidden, float* out) {
+PS_DISPATCH void leave_rows(const float* y, float* streams, const float* mix, i64 first, i64 last, i64 n, i64 hidden) {
+    const i64 width = (2 + n) * n;
     for (i64 r = first; r < last; r++) {
-        const i64 at = r * n * hidden;
+        const float *own = y + r * hidden, *post = mix + r * width + n, *comb = post + n;
+        float* at = streams + r * n * hidden;
         if (n == 4)  // the number of streams of every published model, known to the compiler here
-            expand_row(y + r * hidden, streams + at, post + r * post_stride, comb + r * comb_stride, 4,
-                       hidden, out + at);
+            expand_row(own, post, comb, 4, hidden, at);
         else
-            expand_row(y + r * hidden, streams + at, post + r * post_stride, comb + r * comb_stride, n,
-                       hidden, out + at);
+            expand_row(own, post, comb, n, hidden, at);
     }
 }
 
@@ -161,10 +146,7 @@ static void project_normed(const ps_weight* fn, const float* streams, i64 size, 
 
 PS_EXPORT void ps_hyper_leave(const float* y, float* streams, const float* mix, i64 rows, i64 n, i64 hidden,
                               i64 threads) {
-    const i64 width = (2 + n) * n;
-    over_rows(rows, n * hidden / 4, threads, [&](i64 a, i64 b) {
-        expand_rows(y, streams, mix + n, width, mix + 2 * n, width, a, b, n, hidden, streams);
-    });
+    over_rows(rows, n * hidden / 4, threads, [&](i64 a, i64 b) { leave_rows(y, streams, mix, a, b, n, hidden); });
 }
 
 // A stored fn multiplies the streams as they are and the results are scaled: one pass less over them.
@@ -187,32 +169,5 @@ PS_EXPORT void ps_head_input(const ps_head* h, const float* streams, i64 rows, f
     project_normed(h->fn, streams, size, h->rms_eps, rows, threads, [&](i64 from, i64 count, const float* mixes) {
         over_rows(count, size / 4, threads,
                   [&](i64 a, i64 b) { head_rows(*h, mixes, streams + from * size, a, b, x + from * h->hidden); });
-    });
-}
-
-// The same in steps.  mixes [rows, 2n + n²] → pre, post [rows, n], comb [rows, n, n]
-PS_EXPORT void ps_hyper_mix(const float* mixes, const float* base, const float* scale, i64 rows, i64 n, i64 iterations,
-                            float eps, float* pre, float* post, float* comb, i64 threads) {
-    over_rows(rows, 50 * iterations, threads,
-              [&](i64 a, i64 b) { mix_rows(mixes, base, scale, a, b, n, iterations, eps, pre, post, comb); });
-}
-
-// sigmoid(mixes · scale + base) + eps.  mixes, out [rows, n]; base, scale [n]
-PS_KERNEL void ps_hyper_gate(const float* mixes, const float* base, const float* scale, i64 rows, i64 n, float eps,
-                             float* out) {
-    for (i64 r = 0; r < rows; r++) gate_row(mixes + r * n, base, scale, n, eps, out + r * n);
-}
-
-// Streams [rows, n, hidden] weighted by pre [rows, n] and added up in order → out [rows, hidden]
-PS_EXPORT void ps_hyper_collapse(const float* streams, const float* pre, i64 rows, i64 n, i64 hidden, float* out,
-                                 i64 threads) {
-    over_rows(rows, n * hidden / 8, threads, [&](i64 a, i64 b) { collapse_rows(streams, pre, a, b, n, hidden, out); });
-}
-
-// y [rows, hidden]; streams, out [rows, n, hidden]; post [rows, n]; comb [rows, n, n]
-PS_EXPORT void ps_hyper_expand(const float* y, const float* streams, const float* post, const float* comb, i64 rows,
-                               i64 n, i64 hidden, float* out, i64 threads) {
-    over_rows(rows, n * hidden / 4, threads, [&](i64 a, i64 b) {
-        expand_rows(y, streams, post, n, comb, n * n, a, b, n, hidden, out);
     });
 }

@@ -1,4 +1,4 @@
-// RMS norm and rotary position embedding, row by row.
+// RMS norm, and the angles of rotary position embedding, row by row.
 #include "norm.h"
 
 #include "share.h"
@@ -7,27 +7,10 @@ PS_DISPATCH void norm_rows(const float* x, const float* weight, i64 first, i64 l
     for (i64 r = first; r < last; r++) norm_row(x + r * dim, weight, dim, eps, out + r * dim);
 }
 
-PS_DISPATCH void rotate_rows(const float* x, const float* cos, const float* sin, i64 first, i64 last, i64 heads,
-                             i64 dim, i64 half, float turn, float* out) {
-    for (i64 r = first; r < last; r++)
-        for (i64 h = 0; h < heads; h++) {
-            const i64 at = (r * heads + h) * dim;
-            std::memcpy(out + at, x + at, static_cast<std::size_t>(dim) * sizeof(float));
-            rotate_pairs(out + at + dim - 2 * half, cos + r * half, sin + r * half, half, turn);
-        }
-}
-
 // out = x / sqrt(mean(x²) + eps), times weight [dim] if that is not null, for rows of dim > 0 elements.
 PS_EXPORT void ps_rms_norm(const float* x, const float* weight, i64 rows, i64 dim, float eps, float* out,
                            i64 threads) {
     over_rows(rows, dim / 8, threads, [&](i64 a, i64 b) { norm_rows(x, weight, a, b, dim, eps, out); });
-}
-
-// The last 2 · half channels of x [rows, heads, dim], turned by cos, sin [rows, half]; the others are copied.
-PS_EXPORT void ps_rotate(const float* x, const float* cos, const float* sin, i64 rows, i64 heads, i64 dim, i64 half,
-                         float turn, float* out, i64 threads) {
-    over_rows(rows, heads * dim / 8, threads,
-              [&](i64 a, i64 b) { rotate_rows(x, cos, sin, a, b, heads, dim, half, turn, out); });
 }
 
 // cos and sin [rows, half] of position · frequency, in double precision until the end.
