@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from penstock.native.library import StoredWeight, native
-from penstock.kernels.cpu.stored import KINDS, instruction_set
+from penstock.backend.cpu.weights import KINDS
+from penstock.native.library import instruction_set, native
+from penstock.native.structs import Weight
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
@@ -80,7 +81,7 @@ def halves(kind: WeightType, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         raw &= 0x3F
 
 
-def matrices(kind: WeightType, out: int, count: int) -> tuple[list[StoredWeight], list[Any]]:
+def matrices(kind: WeightType, out: int, count: int) -> tuple[list[Weight], list[Any]]:
     """Random matrices of one type, and what has to stay alive for them."""
     size = kind.row_bytes(COLUMNS) * out
     rng = np.random.default_rng(0)
@@ -89,7 +90,7 @@ def matrices(kind: WeightType, out: int, count: int) -> tuple[list[StoredWeight]
     data = np.tile(raw, count)
     scale = np.full(out * COLUMNS // 32, 120, np.uint8)
     return [
-        StoredWeight(data.ctypes.data + i * size, scale.ctypes.data, KINDS[kind], out, COLUMNS)
+        Weight(data.ctypes.data + i * size, scale.ctypes.data, KINDS[kind], out, COLUMNS)
         for i in range(count)
     ], [data, scale]
 
@@ -103,7 +104,7 @@ def measure(kind: WeightType, rows: int, threads: int, rounds: int, read: float,
     outs, strides = (ctypes.c_void_p * 1)(out.data_ptr()), (ctypes.c_int64 * 1)(n)
     kernel = native().ps_products
 
-    def call(weight: StoredWeight) -> Callable[[], object]:
+    def call(weight: Weight) -> Callable[[], object]:
         place = (ctypes.c_void_p * 1)(ctypes.addressof(weight))
         return lambda: kernel(place, 1, x.data_ptr(), COLUMNS, rows, outs, strides, threads)
 
