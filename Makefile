@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo test lint test-slow test-clients test-arm fuzz bench-oracles clean
+.PHONY: demo docs test lint test-slow test-clients test-arm fuzz bench-oracles clean
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,9 @@ test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
 	cmake --build $(ARM) --target native_selfcheck
 	qemu-aarch64 -cpu max $(ARM)/native_selfcheck
+
+docs: $(VENV)/.installed  ## the page of options, from their declarations
+	$(BIN)/python -m benchmarks.options_page > docs/options.md
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

@@ -95,7 +95,9 @@ def run(engine: penstock.Engine, saved: Path) -> str:
     for token in ids[300:340]:
         hashed.add(first.feed([token]))
     for number in range(8):
-        for part in engine.feed([(first, [ids[340 + number]]), (second, ids[40 + number : 43 + number])], "all"):
+        for part in engine.feed(
+            [(first, [ids[340 + number]]), (second, ids[40 + number : 43 + number])], "all"
+        ):
             hashed.add(part)
     branch = first.fork()
     first.rewind(9)
@@ -133,7 +135,9 @@ def results(folder: Path, sessions: Path, tell: Callable[[str], None]) -> Iterat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=["record", "check"])
     parser.add_argument("folder", type=Path, nargs="?")
     parsed = parser.parse_args()

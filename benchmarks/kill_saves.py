@@ -24,18 +24,20 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.children import ChildError
 from benchmarks.vs_llamacpp import numbers
+from penstock.backend import open_backend
+from penstock.backend.state import DTYPES, StatePool
 from penstock.errors import PenstockError
 from penstock.kv.snapshot import Snapshot
-from penstock.kv.state import SequenceMemory, StateLayout
+from penstock.kv.state import SequenceState, live_shapes
 from penstock.kv.store import KINDS, KvStore
 from penstock.kv.store_index import Entry
+from penstock.model import architecture
 from penstock.pocket import pocket_path
 from penstock.weights.opening import open_checkpoint
 
@@ -66,9 +68,13 @@ class Count:
         return not (self.lost or self.corrupted or self.left_over or self.warnings)
 
 
-def pocket_layout() -> StateLayout:
-    config = open_checkpoint(pocket_path()).config
-    return StateLayout(config, torch.float16, 256, 0, draft=False)
+def pocket_states() -> StatePool:
+    """Memory for sessions of the pocket model."""
+    checkpoint = open_checkpoint(pocket_path()).without_draft()
+    layout = architecture(checkpoint.config).state_layout(
+        checkpoint, kv_dtype="f16", context=256, max_rewind=0
+    )
+    return open_backend("cpu", threads=1).states(layout)
 
 
 def tokens_of(number: int) -> list[int]:
@@ -76,14 +82,15 @@ def tokens_of(number: int) -> list[int]:
     return [number % 251, number // 251 % 251, number // 251**2, *([7] * (number % 98))]
 
 
-def session(layout: StateLayout, number: int) -> Snapshot:
+def session(states: StatePool, number: int) -> Snapshot:
     """A state that no model computed, the same whenever it is asked for."""
     tokens = tokens_of(number)
-    state = SequenceMemory(layout)
+    state = SequenceState(states)
     state.position = state.floor = len(tokens)
-    generator = torch.Generator().manual_seed(number)
+    generator, shapes = np.random.default_rng(number), live_shapes(states.layout, len(tokens), len(tokens))
+    rows = {series.name: generator.standard_normal(shapes[series.name]) for series in states.layout.series}
     state.restore(
-        {name: torch.randn(shape, generator=generator) for name, shape in state.expected_shapes().items()}
+        {series.name: rows[series.name].astype(DTYPES[series.dtype]) for series in states.layout.series}
     )
     return Snapshot(tokens, state, None)
 
@@ -92,20 +99,20 @@ def equal(found: Snapshot | None, expected: Snapshot) -> bool:
     if found is None or found.tokens != expected.tokens:
         return False
     ours, theirs = found.state.tensors(), expected.state.tensors()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 # ── who is killed ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def save_on_and_on(folder: Path, layout: StateLayout, first: int, journal: Path, ready: int) -> None:
+def save_on_and_on(folder: Path, states: StatePool, first: int, journal: Path, ready: int) -> None:
     """Saves sessions first, first + 1 …  Notes twice their number before, and one more after each."""
     notes = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    made = [session(layout, number) for number in range(first, first + AHEAD)]
+    made = [session(states, number) for number in range(first, first + AHEAD)]
     with KvStore(folder, SPACE, MODEL) as store:
         os.write(ready, b"!")
         for number in itertools.count(first):
-            one = made[number - first] if number - first < AHEAD else session(layout, number)
+            one = made[number - first] if number - first < AHEAD else session(states, number)
             os.write(notes, (2 * number).to_bytes(4, "little"))
             if store.put(one.tokens, one, KINDS[number % len(KINDS)]):
                 os.write(notes, (2 * number + 1).to_bytes(4, "little"))
@@ -117,14 +124,14 @@ def noted(journal: Path) -> tuple[list[int], bool]:
     return [note // 2 for note in notes if note % 2], bool(notes) and notes[-1] % 2 == 0
 
 
-def started(folder: Path, layout: StateLayout, first: int, journal: Path) -> int:
+def started(folder: Path, states: StatePool, first: int, journal: Path) -> int:
     """The id of a process that is about to save.  A copy of this one, which costs no imports: safe as long as this
     one has a single thread."""
     hears, ready = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            save_on_and_on(folder, layout, first, journal, ready)
+            save_on_and_on(folder, states, first, journal, ready)
         finally:
             os._exit(1)
     os.close(ready)
@@ -146,8 +153,8 @@ def kill(pid: int) -> None:
 class Judge:
     """Looks at the folder after each kill."""
 
-    def __init__(self, folder: Path, journal: Path, layout: StateLayout, seed: int):
-        self.folder, self.journal, self.layout = folder, journal, layout
+    def __init__(self, folder: Path, journal: Path, states: StatePool, seed: int):
+        self.folder, self.journal, self.states = folder, journal, states
         self.count = Count()
         self._rng = np.random.default_rng(seed)
         self._checked = 0
@@ -195,7 +202,7 @@ class Judge:
         entry = store.find(tokens, at_least=len(tokens))
         if entry is None:
             self.count.lost.append(number)
-        elif not equal(store.load(entry, self.layout), session(self.layout, number)):
+        elif not equal(store.load(entry, self.states), session(self.states, number)):
             self.count.corrupted.append(number)
         self.count.loaded += 1
 
@@ -238,15 +245,14 @@ def run(options: argparse.Namespace, console: Console) -> Count:
     numbers(str(options.kills), "kills")
     say = partial(console.print, markup=False, soft_wrap=True)
     say(machine.sentence())
-    torch.set_num_threads(1)
-    layout = pocket_layout()
+    states = pocket_states()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        judge = Judge(Path(place) / "store", Path(place) / "journal", layout, options.seed)
+        judge = Judge(Path(place) / "store", Path(place) / "journal", states, options.seed)
         judge.folder.mkdir()
         for turn in range(1, LONGEST * options.kills + 1):
             first = len(noted(judge.journal)[0])
-            process = started(judge.folder, layout, first, judge.journal)
+            process = started(judge.folder, states, first, judge.journal)
             time.sleep(judge.moment())
             kill(process)
             judge.look()

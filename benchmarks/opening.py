@@ -32,7 +32,7 @@ def main() -> None:
     print(f"file         {options.model.stat().st_size / 2**30:.2f} GiB")
     print(f"open         {opened:.2f} s, {(after - before) / 2**20:.0f} MiB of private memory")
     print(f"tokenizer    {tokenizer:.2f} s, {(memory()['Anonymous'] - after) / 2**20:.0f} MiB more")
-    print(f"process      {memory()['Anonymous'] / 2**20:.0f} MiB private in all, torch included")
+    print(f"process      {memory()['Anonymous'] / 2**20:.0f} MiB private in all")
 
 
 if __name__ == "__main__":

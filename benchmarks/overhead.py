@@ -5,7 +5,7 @@ so small that almost nothing is left but the way from one to the next.
     python -m benchmarks.overhead --layers 11 --json
 
 Tokens are generated greedily through `engine.generate`, sampling and text included.  Native time is what passes
-inside the native library, less what calls that do nothing take; all the rest (Python, torch, the way into it)
+inside the native library, less what calls that do nothing take; all the rest (Python, numpy, the way into it)
 counts as Python.  Times are those of the best round, which on a busy machine is one that was not interrupted.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import penstock
-from penstock.kernels.cpu import library
+from penstock.native import library
 from penstock.weights.synth import synth
 from penstock.weights.widths import WIDTHS
 

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from penstock.backend.cpu.weights import KINDS
+from penstock.bench.bandwidth import read_bandwidth
+from penstock.machine.cpu import read_cpu
 from penstock.native.library import instruction_set, native
 from penstock.native.structs import Weight
 from penstock.weights import types
@@ -60,13 +61,6 @@ def clock() -> float:
     return 3 * steps / best(200, [lambda: native().ps_chain(steps)]) / 1e9
 
 
-def bandwidth(threads: int, rounds: int) -> float:
-    """Bytes per second that `threads` read: a sum over float32, which costs less than the reading."""
-    parts = torch.ones(BYTES // 4).chunk(32)
-    torch.set_num_threads(threads)
-    return BYTES / 32 / best(rounds, [part.sum for part in parts])
-
-
 def halves(kind: WeightType, raw: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     """Gives every block an ordinary scale: random bits would make some of them NaN."""
     offsets = {types.Q8_0: (0,), types.Q4_K: (0, 2), types.Q2_K: (80, 82), types.IQ2_XXS: (0,)}.get(kind, ())
@@ -99,14 +93,14 @@ def measure(kind: WeightType, rows: int, threads: int, rounds: int, read: float,
     n = (8 << 20) // kind.row_bytes(COLUMNS) if rows == 1 else 128
     size = kind.row_bytes(COLUMNS) * n
     weights, keep = matrices(kind, n, BYTES // size if rows == 1 else 1)
-    x = torch.randn(rows, COLUMNS)
-    out = torch.empty(rows, n)
-    outs, strides = (ctypes.c_void_p * 1)(out.data_ptr()), (ctypes.c_int64 * 1)(n)
+    x = np.random.default_rng(1).standard_normal((rows, COLUMNS), np.float32)
+    out = np.empty((rows, n), np.float32)
+    outs, strides = (ctypes.c_void_p * 1)(out.ctypes.data), (ctypes.c_int64 * 1)(n)
     kernel = native().ps_products
 
     def call(weight: Weight) -> Callable[[], object]:
         place = (ctypes.c_void_p * 1)(ctypes.addressof(weight))
-        return lambda: kernel(place, 1, x.data_ptr(), COLUMNS, rows, outs, strides, threads)
+        return lambda: kernel(place, 1, x.ctypes.data, COLUMNS, rows, outs, strides, threads)
 
     seconds = best(rounds if rows == 1 else 5 * rounds, [call(weight) for weight in weights])
     del keep
@@ -121,12 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.products", description=__doc__)
     parser.add_argument("--types", default=",".join(NAMES), help="comma-separated")
     parser.add_argument("--rows", default="1,512", help="comma-separated")
-    parser.add_argument("--threads", default=f"1,{torch.get_num_threads()}", help="comma-separated")
+    parser.add_argument("--threads", default=f"1,{read_cpu().usable}", help="comma-separated")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     counts = sorted({int(count) for count in options.threads.split(",")})
-    read = {count: bandwidth(count, options.rounds) for count in counts}
+    read = {count: read_bandwidth(count, BYTES, options.rounds) for count in counts}
     cycles = clock()
     results = [
         measure(NAMES[name], rows, threads, options.rounds, read[threads], cycles)

@@ -10,12 +10,11 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from torch import Tensor
 
+from penstock.backend.base import Array, Backend
 from penstock.engine.engine import Engine
-from penstock.storage.store import ExpertStore
-from penstock.kernels.ops import Expert
 from penstock.pocket import pocket_path
+from penstock.storage.store import ExpertStore, Lease
 from pocket.batches import encode
 from pocket.data import MIXTURE, sample
 
@@ -25,41 +24,31 @@ PER_SKILL = 12  # conversations
 class CountingExperts(ExpertStore):
     """A store that notes which experts were chosen, and leaves the work to another."""
 
-    def __init__(self, inner: ExpertStore, layers: int, experts: int):
-        self.inner = inner
+    def __init__(self, inner: ExpertStore, backend: Backend, layers: int, experts: int):
+        self.inner, self.backend = inner, backend
         self.counts = np.zeros((layers, experts))
 
-    def run(
-        self,
-        block: str,
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        limit: float,
-        shared: Expert | None = None,
-        shared_limit: float = 0.0,
-        following: Callable[[], None] | None = None,
-    ) -> Tensor:
+    def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
         if block.startswith("blk."):
-            chosen = np.bincount(ids.flatten().numpy(), minlength=self.counts.shape[1])
+            chosen = np.bincount(self.backend.host(ids).reshape(-1), minlength=self.counts.shape[1])
             self.counts[int(block.removeprefix("blk."))] += chosen
-        return self.inner.run(block, x, ids, weights, limit, shared, shared_limit, following)
+        return self.inner.acquire(block, ids, following)
 
 
 def expert_use(engine: Engine, conversations: int = PER_SKILL) -> dict[str, list[list[float]]]:
     """skill → share of every expert in every layer"""
     result = {}
     for skill in MIXTURE:
-        layers = engine.model.layers
-        counting = CountingExperts(layers[0].moe.experts, len(layers), engine.config.experts)
+        layers = engine.runner.model.layers
+        counting = CountingExperts(layers[0].store, engine.backend, len(layers), engine.config.experts)
         for layer in layers:
-            layer.moe.experts = counting
+            layer.store = counting
         rng = Random(skill)
         for _ in range(conversations):
             conversation = sample(skill, rng, length=600)
             engine.session().feed(encode(conversation, engine.tokenizer).ids, logits="none")
         for layer in layers:
-            layer.moe.experts = counting.inner
+            layer.store = counting.inner
         result[skill] = (counting.counts / counting.counts.sum(1, keepdims=True)).round(4).tolist()
     return result
 

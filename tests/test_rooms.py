@@ -12,6 +12,8 @@ import penstock
 FLOORS = {
     "errors": 0,
     "sizes": 0,
+    "option": 0,
+    "environment": 0,
     "machine": 1,
     "weights": 1,
     "tokenizer": 1,

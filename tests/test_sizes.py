@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import OptionError
-from penstock.sizes import parse_size
+from penstock.sizes import parse_size, write_size
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,12 @@ def test_more_than_any_machine_has() -> None:
     for text in ("9" * 40, "999999999999999TiB"):
         with pytest.raises(OptionError):
             parse_size(text, "--memory")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "written"),
+    [(64 << 20, "64MiB"), (16 << 30, "16GiB"), (1536, "1536"), (1 << 40, "1TiB"), (7, "7")],
+)
+def test_an_amount_is_written_as_it_is_read(nbytes: int, written: str) -> None:
+    assert write_size(nbytes) == written
+    assert parse_size(written, "--size") == nbytes

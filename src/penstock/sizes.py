@@ -26,3 +26,15 @@ def parse_size(text: str, flag: str) -> int:
         if 0 < nbytes <= _MOST:
             return nbytes
     raise OptionError(f"{flag} is {text!r}, expected an amount such as 8GiB, 512MiB or 8GB")
+
+
+def write_size(nbytes: int) -> str:
+    """The shortest exact way to write an amount.
+
+    >>> write_size(64 << 20), write_size(16 << 30), write_size(1000)
+    ('64MiB', '16GiB', '1000')
+    """
+    for power in (4, 3, 2, 1):
+        if nbytes and nbytes % (1 << 10 * power) == 0:
+            return f"{nbytes >> 10 * power}{'KMGT'[power - 1]}iB"
+    return str(nbytes)

@@ -5,6 +5,7 @@ import pytest
 import penstock
 from penstock.bench.stopwatch import Stopwatch, watching
 from penstock.bench.traffic import Part
+from penstock.model.deepseek_v4.model import DeepSeekV4
 
 
 @pytest.fixture
@@ -27,15 +28,15 @@ def test_a_part_does_not_count_the_parts_inside_it(clock: list[float]) -> None:
         route()
         work(10)
 
-    experts = watch.wrap(Part.ROUTED, run)
+    experts = watch.wrap(Part.HEAD, run)
 
     def moe() -> None:
         work(100)
         experts()
         route()
 
-    watch.wrap(Part.SHARED, moe)()
-    assert watch.seconds == {Part.ROUTER: 2, Part.ROUTED: 10, Part.SHARED: 100}
+    watch.wrap(Part.EXPERTS, moe)()
+    assert watch.seconds == {Part.ROUTER: 2, Part.HEAD: 10, Part.EXPERTS: 100}
 
 
 def test_what_fails_is_counted_too(clock: list[float]) -> None:
@@ -45,15 +46,16 @@ def test_what_fails_is_counted_too(clock: list[float]) -> None:
         clock[0] += 3
         raise KeyError
 
-    inner = watch.wrap(Part.ROUTED, fail)
+    inner = watch.wrap(Part.ROUTER, fail)
     with pytest.raises(KeyError):
-        watch.wrap(Part.SHARED, inner)()
-    assert watch.seconds == {Part.ROUTED: 3, Part.SHARED: 0}
+        watch.wrap(Part.EXPERTS, inner)()
+    assert watch.seconds == {Part.ROUTER: 3, Part.EXPERTS: 0}
 
 
 def test_every_part_of_the_model_is_seen_and_put_back(small_engine: penstock.Engine) -> None:
-    model = small_engine.model
-    objects = [model, *model.layers, *(layer.moe for layer in model.layers), model.layers[0].moe.experts]
+    model = small_engine.runner.model
+    assert isinstance(model, DeepSeekV4)
+    objects = [model, *model.layers, *(layer.router for layer in model.layers), model.embedding]
     before = [set(vars(thing)) for thing in objects]
     with watching(model) as watch:
         small_engine.session().feed([1, 2, 3])
@@ -64,7 +66,7 @@ def test_every_part_of_the_model_is_seen_and_put_back(small_engine: penstock.Eng
 
 def test_watching_changes_no_result(small_engine: penstock.Engine) -> None:
     plain = small_engine.session().feed([5, 6, 7])
-    with watching(small_engine.model):
+    with watching(small_engine.runner.model):
         watched = small_engine.session().feed([5, 6, 7])
     assert plain is not None
     assert watched is not None

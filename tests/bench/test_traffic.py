@@ -21,14 +21,16 @@ def test_weights(model: Path) -> None:
     expected = rest + routed * config.experts_used / config.experts + tables / config.vocab_size
     assert sum(found.values()) == pytest.approx(expected, abs=len(sizes))
     assert found[Part.HEAD] == sizes["output.weight"]
-    assert found[Part.ROUTED] == pytest.approx(routed * config.experts_used / config.experts, abs=9)
+    shared = sum(size for name, size in sizes.items() if "_shexp." in name)
+    chosen = routed * config.experts_used / config.experts
+    assert found[Part.EXPERTS] == pytest.approx(shared + chosen, abs=9)
     assert found[Part.DRAFT] == 0
 
 
 def test_more_experts_read_more(tmp_path: Path, model: Path) -> None:
     synth(tmp_path / "q8.gguf", width="tiny", layers=3, ratios=(0, 4, 128), mix="q8_0")
     small, large = weight_bytes(open_checkpoint(model)), weight_bytes(open_checkpoint(tmp_path / "q8.gguf"))
-    assert large[Part.ROUTED] > small[Part.ROUTED]
+    assert large[Part.EXPERTS] > small[Part.EXPERTS]
     assert large[Part.ATTENTION] == small[Part.ATTENTION]
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
-from benchmarks.kill_saves import MODEL, SAMPLE, SPACE, Judge, arguments, pocket_layout, run, session
+from benchmarks.kill_saves import MODEL, SAMPLE, SPACE, Judge, arguments, pocket_states, run, session
 from penstock.errors import OptionError
 from penstock.kv.store import KINDS, KvStore
 
@@ -14,10 +14,10 @@ from penstock.kv.store import KINDS, KvStore
 @pytest.fixture
 def judge(tmp_path: Path) -> Judge:
     """Three sessions are saved and noted."""
-    judge = Judge(tmp_path / "store", tmp_path / "journal", pocket_layout(), seed=1)
+    judge = Judge(tmp_path / "store", tmp_path / "journal", pocket_states(), seed=1)
     with KvStore(judge.folder, SPACE, MODEL) as store:
         for number in range(3):
-            made = session(judge.layout, number)
+            made = session(judge.states, number)
             assert store.put(made.tokens, made, KINDS[number])
     judge.journal.write_bytes(b"".join(note.to_bytes(4, "little") for note in range(6)))
     return judge
@@ -64,10 +64,10 @@ def test_a_session_that_was_saved_but_not_noted_was_in_the_middle(judge: Judge) 
 
 
 def test_sessions_are_the_same_whenever_they_are_made() -> None:
-    layout = pocket_layout()
+    layout = pocket_states()
     one, again, other = (session(layout, number).state.tensors() for number in (97, 97, 195))
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    assert not all(torch.equal(one[name], other[name]) for name in one)
+    assert all(np.array_equal(one[name], again[name]) for name in one)
+    assert not all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_a_few_kills(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typer.testing import CliRunner, Result
 from penstock.cli import pack
 from penstock.cli.main import app
 from penstock.cli.opening import open_engine
+from penstock.engine.options import EngineOptions
 from penstock.errors import ModelFormatError, OptionError
 from penstock.storage.pack_speed import Speeds, measure
 from penstock.storage.source import ExpertSource
 from penstock.weights.synth import synth
-from tests.experts.test_pack import write_in_one_piece
+from tests.storage.test_pack import write_in_one_piece
 
 
 @pytest.fixture
@@ -60,8 +61,8 @@ def test_a_pack_that_gains_much_is_written_and_used(
     result = packing(model)
     assert result.exit_code == 0, result.output
     assert f"{packed}: 1.75 MiB written" in result.stdout
-    for choice, expected in (("auto", packed), ("none", model), (str(packed), packed)):
-        with open_engine(model, memory="none", streaming="resident", pack=choice) as engine:
+    for choice, expected in (("auto", packed), (None, model), (str(packed), packed)):
+        with open_engine(model, EngineOptions(streaming="resident", draft="off", pack=choice)) as engine:
             assert engine.stats()["experts_from"] == str(expected)
 
 
@@ -129,9 +130,9 @@ def test_a_pack_that_does_not_fit_is_one_line(
     model: Path, packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed.write_bytes(b"something else")
-    with open_engine(model, memory="none") as engine:
+    with open_engine(model, EngineOptions()) as engine:
         assert engine.stats()["experts_from"] == str(model)
     expected = f"penstock: {packed}: not a pack of experts.  Experts are read from the model itself.\n"
     assert capsys.readouterr().err == expected
     with pytest.raises(ModelFormatError, match="not a pack"):
-        open_engine(model, pack=str(packed))
+        open_engine(model, EngineOptions(pack=str(packed)))

@@ -102,9 +102,8 @@ def test_what_a_model_lacks_is_said(engine: penstock.Engine) -> None:
 
 
 def test_every_error_is_a_penstock_error() -> None:
-    errors = [
-        value for value in vars(penstock).values() if isinstance(value, type) and issubclass(value, Exception)
-    ]
+    public = [getattr(penstock, name) for name in penstock.__all__]
+    errors = [value for value in public if isinstance(value, type) and issubclass(value, Exception)]
     assert len(errors) >= 7
     assert all(issubclass(error, penstock.PenstockError) for error in errors)
 
@@ -156,12 +155,8 @@ def test_a_seed_gives_the_same_text_whatever_the_batch(engine: penstock.Engine, 
     """Drawn alone or while other sessions share every step."""
     sampling = penstock.Sampling(temperature=1.0, top_p=0.9, seed=7, ignore_eos=True)
     alone = [step.token for step in engine.generate(tiny.ids[:20], 20, sampling)]
-    from penstock.engine.steps import Generation
-
     session, mate = engine.session(), engine.session()
-    generation = Generation(
-        session, session.engine.config.vocab_size, 512, tiny.ids[:20], 20, sampling, (), None
-    )
+    generation = engine.generation(session, tiny.ids[:20], 20, sampling)
     logits, _ = engine.feed([(session, tiny.ids[:20]), (mate, tiny.ids[50:90])])
     together = []
     for number in range(20):

@@ -83,7 +83,7 @@ def test_memory_drops(tmp_path: Path, mode: str) -> None:
 
 def test_without_the_draft_block(tmp_path: Path) -> None:
     """The same answers, and nothing is kept for it."""
-    whole, plain = Engine(pocket_path(), context=512), Engine(pocket_path(), context=512, draft=False)
+    whole, plain = Engine(pocket_path(), context=512), Engine(pocket_path(), context=512, draft="off")
     assert whole.fingerprint == plain.fingerprint
     prompt = list(range(300, 360))
     sessions = whole.session(), plain.session()

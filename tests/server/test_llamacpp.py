@@ -8,9 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.engine.requests import Request, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
+from penstock.option import options_of
 from penstock.pocket import pocket_path
 from penstock.server.app import create_app
 from penstock.server.service import Service
@@ -46,6 +48,10 @@ def test_properties(client: TestClient, service: Service) -> None:
     assert found["modalities"] == {"vision": False, "audio": False}
     assert found["is_sleeping"] is False
     own = found["penstock"]
+    assert list(own["options"]) == list(options_of(EngineOptions))
+    assert (own["options"]["device"], own["options"]["threads"]) == ("cpu", 1)
+    assert own["settings"]["parallel"] == PARALLEL
+    assert "api_keys" not in own["settings"]
     assert own["plan"]["total"] == service.engine.plan.total
     assert own["storage"]["mode"] == service.engine.plan.mode
     assert "blocks" not in own["storage"]

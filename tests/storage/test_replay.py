@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.storage.cache import Cache
 from penstock.storage.policies import POLICIES, make_policy
 from penstock.storage.replay import OPTIMUM, belady, best_policy, curve, replay
-from tests.experts.recorded import make_trace
+from tests.storage.recorded import make_trace
 
 EXPERTS = 4
 Request = tuple[int, list[int]]

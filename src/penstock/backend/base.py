@@ -1,8 +1,8 @@
 """What a device provides, for any architecture.
 
-A backend owns everything that is its device's own: weights in the form that its kernels want, the memory of sequences,
-working memory, the ops that a model is made of, and what sampling asks of logits.  It also says how many bytes each of
-these takes.  The model describes; the backend computes.
+A backend owns everything that is its device's own: weights in the form that its kernels want, the memory of
+sequences, working memory, the ops that a model is made of, and what sampling asks of logits.  It also says how many
+bytes each of these takes.  The model describes; the backend computes.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class DeviceWeight(ABC):
         stay until the next call."""
 
 
-class DeviceExpert(ABC):
+class DeviceExpert:
     """One expert's three matrices, ready to be used."""
 
 

@@ -152,7 +152,9 @@ class HeadSpec:
 class JoinSpec:
     """The way into a draft block: trunk streams and embedded next tokens, each normed and projected."""
 
-    projections: tuple[DeviceWeight, ...]  # of both side by side (embedding first), or of the embedding, of the streams
+    projections: tuple[
+        DeviceWeight, ...
+    ]  # of both side by side (embedding first), or of the embedding, of the streams
     embedding_norm: Vector  # [hidden]
     stream_norm: Vector
     streams: int

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from penstock.backend.state import DTYPES
 from penstock.bench.sweep import Timing, Trial
 from penstock.bench.traffic import Part, state_bytes, weight_bytes
 from penstock.engine.engine import Engine
-from penstock.kv.state import KV_DTYPES
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Report:
 
 def summarise(engine: Engine, trials: Sequence[Trial], bandwidth: float, notes: Sequence[str]) -> Report:
     weights = weight_bytes(engine.checkpoint)
-    value_bytes = KV_DTYPES[engine.options.kv_dtype].itemsize
+    value_bytes = DTYPES[engine.options.kv_dtype].itemsize
     points = []
     for context in dict.fromkeys(trial.context for trial in trials):
         own = [trial for trial in trials if trial.context == context]

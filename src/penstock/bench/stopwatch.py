@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.bench.traffic import Part
-from penstock.model.model import DeepSeekV4
+from penstock.model.base import Architecture
 
 
 class Stopwatch:
     """Adds up the time of wrapped functions.  A part does not count what a part inside it takes.
 
     >>> watch = Stopwatch()
-    >>> inner = watch.wrap(Part.ROUTED, lambda: time.sleep(0.01))
-    >>> outer = watch.wrap(Part.SHARED, lambda: inner())
+    >>> inner = watch.wrap(Part.ROUTER, lambda: time.sleep(0.01))
+    >>> outer = watch.wrap(Part.EXPERTS, lambda: inner())
     >>> outer()
-    >>> watch.seconds[Part.ROUTED] > watch.seconds[Part.SHARED]
+    >>> watch.seconds[Part.ROUTER] > watch.seconds[Part.EXPERTS]
     True
     """
 
@@ -41,29 +41,28 @@ class Stopwatch:
 
 # Methods of a layer, as paths from it.  One that is gone counts with the part around it.
 LAYER_PARTS = (
-    ("attn_mix.enter", Part.MIXING),
-    ("ffn_mix.between", Part.MIXING),
-    ("ffn_mix.leave", Part.MIXING),
-    ("attention.forward", Part.ATTENTION),
-    ("moe.forward", Part.SHARED),  # less router and routed experts, which run inside it
-    ("moe.router.route", Part.ROUTER),
-    ("moe.experts.run", Part.ROUTED),
+    ("attention_hyper.enter", Part.MIXING),
+    ("experts_hyper.between", Part.MIXING),
+    ("experts_hyper.leave", Part.MIXING),
+    ("attention.run", Part.ATTENTION),
+    ("router.run", Part.ROUTER),
+    ("mixture", Part.EXPERTS),  # less the router, which runs inside it
 )
-MODEL_PARTS = (("embed", Part.EMBEDDING), ("head", Part.HEAD), ("draft.remember", Part.DRAFT))
+MODEL_PARTS = (("embedding.run", Part.EMBEDDING), ("logits", Part.HEAD), ("draft.follow", Part.DRAFT))
 
 
 @contextmanager
-def watching(model: DeepSeekV4) -> Iterator[Stopwatch]:
+def watching(model: Architecture) -> Iterator[Stopwatch]:
     """While inside, the model's parts are timed.  Afterwards it is as it was."""
     watch = Stopwatch()
     wrapped: set[tuple[int, str]] = set()
     targets: list[tuple[object, str, Part]] = [(model, *target) for target in MODEL_PARTS]
-    targets += [(layer, *target) for layer in model.layers for target in LAYER_PARTS]
+    targets += [(layer, *target) for layer in getattr(model, "layers", ()) for target in LAYER_PARTS]
     undo = []
     try:
         for root, path, part in targets:
             owner, name = _resolve(root, path)
-            if owner is None or (id(owner), name) in wrapped:  # all layers share one store of experts
+            if owner is None or (id(owner), name) in wrapped:
                 continue
             wrapped.add((id(owner), name))
             setattr(owner, name, watch.wrap(part, getattr(owner, name)))  # hides the class's method

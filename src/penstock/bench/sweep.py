@@ -57,9 +57,9 @@ def sweep(
     for _ in range(repeat):
         session = engine.session()
         for frontier in frontiers:
-            with watching(engine.model) as watch:
+            with watching(engine.runner.model) as watch:
                 prefill = _prefill(session, ids[session.position : frontier], watch, progress)
-            with watching(engine.model) as watch:
+            with watching(engine.runner.model) as watch:
                 decoded = _decode(session, ids[frontier : frontier + decode], watch, progress)
             session.rewind(decode)
             yield Trial(frontier, prefill, decoded)

@@ -16,8 +16,7 @@ class Part(StrEnum):
     MIXING = "mixing"
     ATTENTION = "attention"
     ROUTER = "router"
-    ROUTED = "routed experts"
-    SHARED = "shared expert"
+    EXPERTS = "experts"  # routed and shared: one native call computes both
     HEAD = "head"
     DRAFT = "draft block"
     OTHER = "other"
@@ -31,8 +30,8 @@ PART_OF = {
     Role.INDEXER: Part.ATTENTION,
     Role.ROUTER: Part.ROUTER,
     Role.HASH_TABLE: Part.ROUTER,
-    Role.ROUTED: Part.ROUTED,
-    Role.SHARED: Part.SHARED,
+    Role.ROUTED: Part.EXPERTS,
+    Role.SHARED: Part.EXPERTS,
     Role.MIXING: Part.MIXING,
     Role.NORM: Part.OTHER,
     Role.DRAFT: Part.DRAFT,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.cli.opening import open_engine
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
 from penstock.machine.cpu import cache_bytes
 
@@ -27,18 +29,14 @@ MOST_DECODED = 1 << 16
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 
 
+@options.with_flags
 def bench_command(
+    given: partial[EngineOptions],
     model: options.Model = None,
     context: Annotated[str, typer.Option(help="Where to measure, e.g. 512,2k,8k,32k.")] = "512,2k,8k",
     decode: Annotated[int, typer.Option(help="Tokens to decode at each length.")] = 32,
     repeat: Annotated[int, typer.Option(help="Measure so many times and show the middle.")] = 1,
-    threads: options.Threads = None,
-    kv_dtype: options.KvDtype = "f16",
-    memory: options.Memory = "auto",
-    streaming: options.Streaming = "auto",
-    policy: options.Policy = "auto",
-    pack: options.Pack = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: options.Json = False,
     csv: Annotated[Path | None, typer.Option(help="Write a table to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture to this SVG file.")] = None,
 ) -> None:
@@ -53,16 +51,7 @@ def bench_command(
     for path in (csv, plot):  # before an hour of measuring, not after it
         if path is not None:
             _check_writable(path)
-    engine = open_engine(
-        model,
-        threads=threads,
-        kv_dtype=kv_dtype,
-        max_rewind=max(64, decode),
-        memory=memory,
-        streaming=streaming,
-        policy=policy,
-        pack=pack,
-    )
+    engine = open_engine(model, given(max_rewind=max(64, decode)))
     frontiers, note = fit_frontiers(frontiers, engine.context, decode)
     notes = [note] if note else []
     bandwidth = read_bandwidth(engine.options.thread_count)

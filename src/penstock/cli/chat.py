@@ -21,6 +21,7 @@ from penstock.chat.talk import Talk
 from penstock.cli import options
 from penstock.cli.opening import open_engine, stats_line
 from penstock.cli.showing import Display, printable
+from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, PenstockError
 
@@ -33,7 +34,10 @@ HELP = """\
 A line that ends in \\ goes on in the next; \"\"\" opens and closes a longer text.  Ctrl-C stops an answer."""
 
 
+@options.with_flags
 def chat_command(
+    sampling: Sampling,
+    chosen: EngineOptions,
     model: options.Model = None,
     system: Annotated[str, typer.Option(help="System text placed before the conversation.")] = "",
     think: Annotated[str, typer.Option(help="Reason before answering: off, on, low, high or max.")] = "off",
@@ -41,52 +45,14 @@ def chat_command(
         Encoding, typer.Option(help="Which release's prompt format; they differ in what efforts mean.")
     ] = Encoding.APRIL,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens in an answer.")] = 4096,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = None,
-    threads: options.Threads = None,
-    kv_dtype: options.KvDtype = "f16",
-    context: options.Context = None,
-    memory: options.Memory = "auto",
-    streaming: options.Streaming = "auto",
-    policy: options.Policy = "auto",
-    prefetch: options.Prefetch = "auto",
-    pack: options.Pack = "auto",
-    trace: options.Trace = None,
     stats: options.Stats = False,
 ) -> None:
     """Talk with a model.
 
     Example: penstock chat -m model.gguf --think on
     """
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
     conversation = Conversation((), thinking=parse_thinking(think), encoding=encoding)
-    engine = open_engine(
-        model,
-        threads=threads,
-        kv_dtype=kv_dtype,
-        context=context,
-        memory=memory,
-        streaming=streaming,
-        policy=policy,
-        prefetch=prefetch,
-        pack=pack,
-        trace=trace,
-    )
+    engine = open_engine(model, chosen)
     talk = Talk(engine, conversation)
     talk.set_system(system)
     with engine:

@@ -16,6 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.weights.convert import ConvertReport, FileReport, convert
 from penstock.weights.mixes import MIXES
@@ -30,7 +31,7 @@ def convert_command(
         bool, typer.Option("--mtp-inside", help="Write the draft block into the same file.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Convert a DeepSeek or Hugging Face checkpoint to one GGUF file for Penstock and llama.cpp.
 

@@ -15,26 +15,25 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.errors import OptionError, PenstockError
-from penstock.kernels.cpu.stored import instruction_set
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
 from penstock.machine.kernel_files import SYS, text
 from penstock.machine.memory import Memory, read_memory
 from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
+from penstock.native.library import instruction_set
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import summarise
 
 PYTHON: Final = (3, 11)
-TORCH: Final = ((2, 11), (2, 14))  # from this version on, and below that one
 LITTLE_MEMORY: Final = 4 << 30  # less than what the published models have outside their experts
 FEW_FILES: Final = 1024
 LITTLE_SPACE: Final = 1 << 30  # a saved session of a long conversation
@@ -74,7 +73,7 @@ def doctor_command(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the disk again, even if its speed is known.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Check what Penstock needs from this machine.  The exit status is 1 if something cannot work.
 
@@ -95,7 +94,6 @@ def doctor_command(
 def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
     """model: what `summarise` says of one."""
     yield check_python()
-    yield check_torch(torch.__version__)
     yield check_kernels()
     yield check_cpu(read_cpu())
     yield check_memory(read_memory(), 0 if model is None else model["resident_bytes"])
@@ -107,7 +105,7 @@ def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
     yield check_speed(
         file or Path.cwd(), measure, 0 if model is None else model["streamable"]["bytes_per_token"]
     )
-    yield check_gpu([*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))], _driver_sees())
+    yield check_gpu(_driver_sees())
 
 
 def _table(checks: list[Check]) -> Table:
@@ -129,19 +127,6 @@ def check_python() -> Check:
     old = f"Python {needed} or newer is needed" if sys.version_info < PYTHON else ""
     return judge(
         "python", f"{version} on {platform.system()} {platform.release()}", problem=old, version=version
-    )
-
-
-def check_torch(version: str) -> Check:
-    lowest, above = TORCH
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    wanted = f"torch >={'.'.join(map(str, lowest))},<{'.'.join(map(str, above))}"
-    return judge(
-        "torch",
-        version,
-        problem=f"too old: install {wanted}" if numbers < lowest else "",
-        warning=f"newer than what Penstock is tested with: {wanted}" if numbers >= above else "",
-        version=version,
     )
 
 
@@ -306,20 +291,15 @@ def _is_direct(file: Path) -> bool | None:
 # ── accelerator ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_gpu(torch_sees: list[str], driver_sees: list[str]) -> Check:
-    unused = "this torch is built without CUDA and leaves it idle" if driver_sees and not torch_sees else ""
-    found = torch_sees or driver_sees
+def check_gpu(found: list[str]) -> Check:
+    idle = "; not used: this version has no CUDA backend"
     return judge(
-        "gpu",
-        ", ".join(found) or "none found: the CPU does the work",
-        warning=unused,
-        torch=torch_sees,
-        driver=driver_sees,
+        "gpu", f"{', '.join(found)}{idle}" if found else "none found: the CPU does the work", driver=found
     )
 
 
 def _driver_sees() -> list[str]:
-    """Names that NVIDIA's own tool lists, whether torch can use them or not."""
+    """Names that NVIDIA's own tool lists."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

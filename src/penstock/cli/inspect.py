@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from penstock.cli.options import default_model
+from penstock.cli import options
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
@@ -25,10 +25,10 @@ def inspect_command(
         bool, typer.Option("--verify", help="Read every weight and check it is finite.")
     ] = False,
     mtp: Annotated[Path | None, typer.Option(help="GGUF file with the draft block.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Show configuration, tensors, bytes by kind and type, and what can be streamed."""
-    opened = open_checkpoint(model or default_model(), mtp)
+    opened = open_checkpoint(model or options.default_model(), mtp)
     if check:
         _verify(opened)
     summary = summarise(opened)

@@ -9,9 +9,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from penstock.cli.serve import KEY_VARIABLE
 from penstock.clients.setups import SETUPS, Setup
 from penstock.clients.target import Target, find
+from penstock.environment import API_KEY
 from penstock.errors import OptionError, PenstockError
 
 Client = StrEnum("Client", {name: name for name in SETUPS})  # type: ignore[misc]
@@ -27,7 +27,7 @@ def launch_command(
         str | None, typer.Option(help="What the model is called; otherwise the server is asked.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(help="The server's key, if it has one.", envvar=KEY_VARIABLE)
+        str | None, typer.Option(help="The server's key, if it has one.", envvar=API_KEY.name)
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Put it into the client's own files.")] = False,
     run: Annotated[bool, typer.Option("--run", help="Start the client.")] = False,

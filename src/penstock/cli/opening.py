@@ -3,57 +3,68 @@
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import options
 from penstock.engine.engine import Engine
-from penstock.engine.weights import Loading
+from penstock.engine.options import EngineOptions
+from penstock.engine.runner import Loading
+from penstock.option import given
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
-def open_engine(model: Path | None, *, memory: str = "auto", pack: str = "auto", **chosen: Any) -> Engine:
+def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True) -> Engine:
     """The engine for the options that a command was given.  Loading, unless `load` is False, shows on a terminal."""
-    with _bar() as bar:
-        task = bar.add_task("", total=None, visible=False)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=True)
-
-        with warnings.catch_warnings(record=True) as noticed:
-            engine = Engine(
-                model or options.default_model(),
-                memory=None if memory == "none" else memory,
-                pack=None if pack == "none" else pack,
-                draft=False,  # nothing here speculates
-                progress=progress,
-                **chosen,
-            )
+    bar = LoadingBar()
+    with warnings.catch_warnings(record=True) as noticed:
+        try:
+            path = model or options.default_model()
+            engine = Engine(path, progress=bar.update, load=load, **given(chosen))
+        finally:
+            bar.stop()
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine
 
 
-def _bar() -> Progress:
-    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 class LoadingBar:
-    """For an engine that somebody else loads: to be shown now and then, from the beginning until it is over."""
+    """How far loading is, on a terminal; it appears with the first news of that.  Elsewhere nothing is shown, and the
+    library that would draw it is not imported."""
 
     def __init__(self) -> None:
-        self._bar = _bar()
-        self._task = self._bar.add_task("", total=None)
+        self._bar: Progress | None = None
+        self._wanted = sys.stderr.isatty()
 
     def show(self, loading: Loading | None) -> None:
+        """For an engine that somebody else loads: to be called now and then, until there is no more loading."""
         if loading is None:
-            self._bar.stop()
+            self.stop()
         else:
+            self.update(loading.done, loading.total)
+
+    def update(self, done: int, total: int) -> None:
+        if self._wanted and self._bar is None:
+            self._bar = _bar()
             self._bar.start()
-            self._bar.update(self._task, completed=loading.done, total=loading.total or None)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total or None)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("", total=None)
+    return bar
 
 
 def stats_line(before: dict[str, Any], after: dict[str, Any], seconds: float) -> str:

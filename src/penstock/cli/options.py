@@ -1,10 +1,15 @@
-"""Flags that several commands share, each said once, and the model that is used when none is named."""
+"""Flags of commands, made from the dataclasses that declare the options."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from penstock.option import Option, options_of
 from penstock.pocket import pocket_path
 
 Model = Annotated[
@@ -13,37 +18,68 @@ Model = Annotated[
         "--model", "-m", help="GGUF file, first split, or checkpoint folder; without it, the pocket model."
     ),
 ]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Divide logits of tokens already there.")]
-PresencePenalty = Annotated[float, typer.Option(help="Subtract from tokens already generated.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="The same, once per occurrence.")]
-Seed = Annotated[int | None, typer.Option(help="Makes the choice of tokens repeatable.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; all cores if not given.")]
-KvDtype = Annotated[str, typer.Option(help="Attention state: f16, bf16 or f32.")]
-Context = Annotated[int | None, typer.Option(help="Most tokens in the context.")]
-Memory = Annotated[
-    str, typer.Option(help="What the program may take: 8GiB, auto (what is safe now), or none (no limit).")
-]
-Streaming = Annotated[
-    str, typer.Option(help="auto; direct: weights come from disk when needed; mmap; resident.")
-]
-Policy = Annotated[
-    str, typer.Option(help="Which experts leave memory first: auto, lru, lfu, lfru, s3fifo or hot.")
-]
-Prefetch = Annotated[str, typer.Option(help="Read experts ahead that will probably be needed: auto or off.")]
-Pack = Annotated[
-    str, typer.Option(help="Read experts from this pack; auto: from MODEL.pack if it is there; none.")
-]
-Trace = Annotated[Path | None, typer.Option(help="Record to this file which experts are needed.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Show what was read, hit and waited for.")]
-SimulateLowPrecision = Annotated[
-    bool, typer.Option("--simulate-low-precision", help="Round where DeepSeek's own code rounds (FP8/FP4).")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def default_model() -> Path:
     """The model that a command uses when none is named: the pocket model."""
     return pocket_path()
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with a flag for every option that its parameters declare.
+
+    A parameter `chosen: EngineOptions` becomes the flags of those options that name this command, and gets their
+    checked value; `given: partial[Settings]` gets it without what the command adds when it calls that.
+
+        @with_flags
+        def run_command(prompt: Prompt, chosen: EngineOptions, given: partial[Sampling]) -> None: ...
+    """
+    name = command.__name__.removesuffix("_command").replace("_", " ")  # trace_record_command: "trace record"
+    own = inspect.signature(command).parameters
+    declaring = {key: _declaring(found.annotation) for key, found in own.items()}
+    flags = {
+        key: [option for option in options_of(found).values() if name in option.commands]
+        for key, found in declaring.items()
+        if found is not None
+    }
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        for key, options in flags.items():
+            chosen = {option.name: option.parse(values.pop(option.name)) for option in options}
+            made = partial(declaring[key], **chosen)
+            values[key] = made if get_origin(own[key].annotation) is partial else made()
+        command(**values)
+
+    parameters = [
+        *(found.replace(kind=found.KEYWORD_ONLY) for key, found in own.items() if key not in flags),
+        *(_parameter(option) for options in flags.values() for option in options),
+    ]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {found.name: found.annotation for found in parameters}
+    return called
+
+
+def _declaring(annotation: Any) -> Any:
+    """The dataclass of options that a parameter stands for; None for a parameter of another kind."""
+    found = get_args(annotation)[0] if get_origin(annotation) is partial else annotation
+    return found if is_dataclass(found) else None
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    default, flags = option.kind.write(option.command_default), option.flags
+    if option.kind.type is bool and default:
+        flags = (f"{option.flag}/--no-{option.flag[2:]}",)
+    shown = typer.Option(
+        *flags,
+        help=option.help,
+        metavar=option.metavar,
+        show_default=option.unset if default is None and option.unset else True,
+        rich_help_panel=option.group or None,
+    )
+    kind = option.kind.type | None if default is None else option.kind.type
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
+    )

@@ -32,7 +32,7 @@ def pack_command(
     force: Annotated[
         bool, typer.Option("--force", help="Write a pack that gains little, and replace one that exists.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Copy the experts to a file from which each one is a single read, if this disk is faster that way.
 

@@ -9,48 +9,43 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.backend import open_backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
-from penstock.storage.storage import plan_storage
+from penstock.engine.planning import make_engine_plan
 from penstock.errors import OptionError
-from penstock.storage.plan import SLACK, Plan
-from penstock.storage.replay import replay
-from penstock.storage.trace import read_trace
 from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
+from penstock.storage.plan import SLACK, Plan
+from penstock.storage.policies import POLICIES
+from penstock.storage.replay import replay
+from penstock.storage.trace import read_trace
 from penstock.weights.opening import open_checkpoint
 
 
+@options.with_flags
 def plan_command(
+    chosen: EngineOptions,
     model: options.Model = None,
-    memory: options.Memory = "auto",
-    context: Annotated[int | None, typer.Option("--ctx", "--context", help="Tokens of context.")] = None,
-    streaming: options.Streaming = "auto",
-    kv_dtype: options.KvDtype = "f16",
-    threads: options.Threads = None,
     trace: Annotated[
         Path | None, typer.Option(help="A recorded trace: expect its hit rate, not that of uniform routing.")
     ] = None,
-    policy: options.Policy = "lfru",
+    policy: Annotated[
+        str, typer.Option(help="The policy to expect with a trace.", metavar="|".join(POLICIES))
+    ] = "lfru",
     measure: Annotated[bool, typer.Option("--measure", help="Measure the disk again.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Show what a model would take from a budget of memory, and the speed to expect.
 
     Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
     """
     path = model or options.default_model()
-    chosen = EngineOptions(
-        threads=threads,
-        kv_dtype=kv_dtype,
-        context=context,
-        memory=None if memory == "none" else memory,
-        streaming=streaming,
-    )
-    checkpoint = open_checkpoint(path).without_draft()  # as commands open it
-    plan, tokens = plan_storage(checkpoint, chosen)
+    checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
+    backend = open_backend(chosen.device, chosen.thread_count)
+    plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     speeds: dict[str, Any] = {
         "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),
         "disk_bandwidth": _disk_speed(checkpoint.files[0].path, measure),

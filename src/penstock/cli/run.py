@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
@@ -17,13 +18,17 @@ from penstock.cli import options
 from penstock.cli.opening import open_engine, stats_line
 from penstock.cli.showing import Display
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
 from penstock.errors import OptionError, TokenError
 
 
+@options.with_flags
 def run_command(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; '-' reads standard input.")],
+    given: partial[Sampling],
+    chosen: EngineOptions,
     model: options.Model = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Feed the prompt as it is, without the chat format.")
@@ -31,64 +36,20 @@ def run_command(
     system: Annotated[str, typer.Option(help="System text placed before the prompt.")] = "",
     think: Annotated[bool, typer.Option("--think", help="Let the model reason before it answers.")] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 256,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS, may be repeated.")] = None,
-    seed: options.Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
-    top_logprobs: Annotated[int, typer.Option(help="With --json: alternatives per token.")] = 0,
-    threads: options.Threads = None,
-    kv_dtype: options.KvDtype = "f16",
-    context: options.Context = None,
-    memory: options.Memory = "auto",
-    streaming: options.Streaming = "auto",
-    policy: options.Policy = "auto",
-    prefetch: options.Prefetch = "auto",
-    pack: options.Pack = "auto",
-    trace: options.Trace = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="ID=BIAS, may be repeated.", rich_help_panel="Sampling")
+    ] = None,
     stats: options.Stats = False,
-    simulate_low_precision: options.SimulateLowPrecision = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
 ) -> None:
     """Generate text from a prompt.
 
     Example: penstock run -m model.gguf "Why is the sky blue?" --max-tokens 100
     """
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=parse_biases(logit_bias or []),
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-        top_logprobs=top_logprobs,
-    )
+    sampling = given(logit_bias=parse_biases(logit_bias or []))
     text = sys.stdin.read() if prompt == "-" else prompt
     begin = time.perf_counter()
-    engine = open_engine(
-        model,
-        threads=threads,
-        kv_dtype=kv_dtype,
-        context=context,
-        memory=memory,
-        streaming=streaming,
-        policy=policy,
-        prefetch=prefetch,
-        pack=pack,
-        trace=trace,
-        simulate_low_precision=simulate_low_precision,
-    )
+    engine = open_engine(model, chosen)
     ids = _prompt_ids(engine, text, raw, system, think)
     opened = time.perf_counter()
     before = engine.stats()

@@ -16,6 +16,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from penstock.cli import options
 from penstock.errors import OptionError
 from penstock.weights.synth import MIXES, SynthPlan, SynthReport, plan_synth, write_synth
 from penstock.weights.widths import WIDTHS
@@ -43,7 +44,7 @@ def synth_command(
         int | None, typer.Option(help="How many first layers are hash-routed.", show_default="as published")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Write a valid model with random weights, for tests and benchmarks."""
     plan = plan_synth(
@@ -56,8 +57,8 @@ def synth_command(
         ratios=_parse_ratios(ratios),
         hash_layers=hash_layers,
     )
-    report = _write(plan, destination, force, quiet=as_json)
-    if as_json:
+    report = _write(plan, destination, force, quiet=json_output)
+    if json_output:
         print(json.dumps(_as_json(plan, report)))
     else:
         _print(report)

@@ -16,17 +16,18 @@ from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.cli.trace_plot import draw
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, TraceError
+from penstock.sizes import parse_size
 from penstock.storage.policies import POLICIES
 from penstock.storage.replay import OPTIMUM, Replayed, curve
 from penstock.storage.trace import Trace, TraceHeader, read_trace
-from penstock.sizes import parse_size
 
 Curves = dict[str, tuple[Replayed, ...]]
 
 trace_app = typer.Typer(
-    help="Record which experts are needed; compare caches on the record.", no_args_is_help=True
+    name="trace", help="Record which experts are needed; compare caches on the record.", no_args_is_help=True
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
@@ -35,12 +36,13 @@ PROMPT = "Describe the journey of a drop of rain from the clouds to the sea."
 
 
 @trace_app.command("record")
-def record_command(
+@options.with_flags
+def trace_record_command(
+    chosen: EngineOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; .gz compresses it.")],
     model: options.Model = None,
     tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 256,
     prompt: Annotated[str, typer.Option(help="What to say to the model.")] = PROMPT,
-    threads: options.Threads = None,
 ) -> None:
     """Generate text and record which experts each layer needs.
 
@@ -49,7 +51,7 @@ def record_command(
     # Greedy text falls into loops, and loops make any cache look good.
     sampling = Sampling(temperature=1.0, seed=0, ignore_eos=True)
     console = Console(stderr=True)
-    with Engine(model or options.default_model(), threads=threads, trace=output) as engine:
+    with Engine(model or options.default_model(), threads=chosen.threads, trace=output) as engine:
         steps = engine.generate(single_turn(engine.tokenizer, prompt), tokens, sampling)
         for _ in track(steps, "recording", tokens, console=console, disable=not console.is_terminal):
             pass
@@ -61,7 +63,7 @@ def replay_command(
     file: File,
     policy: Annotated[str, typer.Option(help=f"Policies, or all: {', '.join(POLICIES)}.")] = "all",
     sizes: Annotated[str, typer.Option("--size", help=SIZES)] = "3%,6%,12%,25%,50%",
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: options.Json = False,
 ) -> None:
     """Show how often each policy would have found its experts in memory.
 

@@ -3,7 +3,6 @@
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -12,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend import open_backend
-from penstock.backend.state import StateLayout, Step as ModelStep
+from penstock.backend.state import Step as ModelStep
 from penstock.engine.options import EngineOptions
+from penstock.engine.planning import make_engine_plan, state_layout
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
@@ -21,10 +21,9 @@ from penstock.engine.steps import Generation, Step
 from penstock.errors import OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
-from penstock.machine.memory import read_memory
-from penstock.model import architecture
+from penstock.option import takes
 from penstock.storage.heat import ExpertMap
-from penstock.storage.plan import Needs, Plan, plan_for_context
+from penstock.storage.plan import Plan
 from penstock.storage.storage import Storage
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
@@ -32,8 +31,6 @@ from penstock.weights.config import ModelConfig
 from penstock.weights.opening import open_checkpoint
 
 Logits = NDArray[np.float32]
-
-PER_TOKEN = 720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
 
 
 class Engine:
@@ -43,6 +40,7 @@ class Engine:
     steps run one after another.
     """
 
+    @takes(EngineOptions)
     def __init__(
         self,
         path: str | Path,
@@ -51,17 +49,16 @@ class Engine:
         load: bool = True,
         **options: Any,
     ):
-        self.options = EngineOptions.make(**options)
-        checkpoint = open_checkpoint(path, self.options.mtp)
-        self.checkpoint: Checkpoint = checkpoint if self.options.drafts else checkpoint.without_draft()
+        self.options = chosen = EngineOptions.make(**options)
+        self.checkpoint: Checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
         self.config: ModelConfig = self.checkpoint.config
-        context = self.options.context
-        if context is not None and context > self.config.context_length:
-            raise OptionError(f"context is {context:,}, the model's limit is {self.config.context_length:,}")
-        self._architecture = architecture(self.config)
-        self.backend = open_backend(self.options.device, self.options.thread_count)
-        self._plan, self.context = self._make_plan(context)
-        self.layout = self._layout(self.context)
+        if chosen.context is not None and chosen.context > self.config.context_length:
+            raise OptionError(
+                f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
+            )
+        self.backend = open_backend(chosen.device, chosen.thread_count)
+        self._plan, self.context = self._make_plan(chosen.context)
+        self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
         self._runner: LocalRunner | None = None
         self.loading: Loading | None = None
@@ -70,38 +67,8 @@ class Engine:
         if load:
             self.load(progress)
 
-    def _layout(self, context: int) -> StateLayout:
-        return self._architecture.state_layout(
-            self.checkpoint,
-            kv_dtype=self.options.kv_dtype,
-            context=context,
-            max_rewind=self.options.max_rewind,
-        )
-
     def _make_plan(self, context: int | None) -> tuple[Plan, int]:
-        """What goes where, and how long the context may be."""
-        options, memory = self.options, read_memory()
-
-        def work(rows: int) -> int:
-            return self._architecture.step_bytes(
-                self.checkpoint, self.backend, rows, options.simulate_low_precision
-            )
-
-        def needs(length: int) -> Needs:
-            layout = self._layout(length)
-            others = (options.sessions - 1) * layout.live_bytes(length // 8)
-            base = self.backend.program_bytes + PER_TOKEN * self.config.vocab_size
-            return Needs(base, layout.live_bytes(length) + others, work)
-
-        return plan_for_context(
-            self.checkpoint,
-            needs,
-            budget=memory.safe_budget() if options.memory == "auto" else options.memory_bytes,
-            mode=options.streaming,
-            chunk=options.prefill_chunk,
-            context=context,
-            memory=memory,
-        )
+        return make_engine_plan(self.checkpoint, self.options, self.backend, context)
 
     # ── weights ───────────────────────────────────────────────────────────────────────────────────────────
 

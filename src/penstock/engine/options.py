@@ -2,107 +2,178 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionError
-from penstock.storage.plan import MODES
-from penstock.storage.policies import POLICIES
-from penstock.backend.state import KV_DTYPES
 from penstock.machine.cpu import read_cpu
-from penstock.sizes import parse_size
+from penstock.option import check, choice, file, make, option, size, switch, whole
+from penstock.storage.policies import POLICIES
+
+if TYPE_CHECKING:
+    from penstock.weights.checkpoint import Checkpoint
+
+# Names of things that are made elsewhere, said here so that help can be shown without loading them.
+KV_DTYPES: Final = ("f16", "bf16", "f32")
+MODES: Final = ("auto", "resident", "mmap", "direct")
+
+RUNNING: Final = ("run", "chat", "serve", "bench")  # commands that run a model
+PLANNING: Final = (*RUNNING, "plan")  # and the one that says how it would be run
+ENGINE: Final[dict[str, Any]] = {"group": "Engine", "commands": PLANNING}
+MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": PLANNING}
+READING: Final[dict[str, Any]] = {"group": "Memory", "commands": RUNNING}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Checked on creation: an impossible value is an error, never ignored.
+    """Checked on creation: an impossible value is an error, never ignored.  docs/options.md has them as a table.
 
-    threads                 CPU threads; None takes every core that this process may use, by affinity and quota
-    kv_dtype                how attention rows are stored: "f16", "bf16" or "f32"
-    simulate_low_precision  round where DeepSeek's own inference code rounds (FP8/FP4)
-    context                 most tokens a session may hold; None takes the model's own limit
-    sessions                how many are in use at the same time: the plan has memory for one that fills the context
-                            and for the others with an eighth of it
-    max_rewind              how many tokens a session can always step back
-    prefill_chunk           most tokens processed at a time; None lets the plan choose
-    memory                  what the process may take: bytes, "8GiB", "auto" for what is safe now, or None: no limit
-    streaming               "mmap": the system pages the file in and out; "direct": experts, and if need be all
-                            weights, are read when needed; "resident": read and kept; "auto": by what fits
-    policy                  which experts leave the cache first: lru, lfu, lfru, s3fifo, hot, or auto
-    prefetch                "auto": read experts ahead that the next layer will probably want; "off"
-    pack                    a file from which each expert is one read (`penstock pack`); "auto": the one beside the
-                            model, if it is there and fits; None: never.  Mapped experts need none
-    trace                   a file that records which experts were asked for
-    mtp                     a GGUF file with the draft block, if the model's own has none
-    draft                   whether sessions are kept ready for the draft block (`mtp_logits`), which costs a little
+    A new option is one more field.  It is then a keyword of `Engine`, a flag of the commands that it names, a value
+    in `/props` and, after `make docs`, a line of that table.
     """
 
-    threads: int | None = None
-    kv_dtype: str = "f16"
-    simulate_low_precision: bool = False
-    context: int | None = None
-    sessions: int = 1
-    max_rewind: int = 64
-    prefill_chunk: int | None = None
-    mtp: Path | None = None
-    draft: bool = True
-    memory: str | int | None = None
-    streaming: str = "auto"
-    policy: str = "auto"
-    prefetch: str = "auto"
-    pack: Path | str | None = "auto"
-    trace: Path | None = None
-
-    device: str = "auto"
-
-    @classmethod
-    def make(cls, **options: object) -> "EngineOptions":
-        for name in ("mtp", "trace", "pack"):
-            value = options.get(name)
-            if isinstance(value, str) and value != "auto":
-                options[name] = Path(value)
-        return cls(**options)  # type: ignore[arg-type]
-
-    @property
-    def drafts(self) -> bool:
-        return bool(self.draft)
+    device: str = option(
+        "auto",
+        choice("auto", "cpu", "cuda", "cuda:N", also=r"cuda:\d+"),
+        "Where the model runs; auto takes the best there is.  This version has the CPU alone.",
+        effective=lambda engine: engine.options.backend,
+        **ENGINE,
+    )
+    threads: int | None = option(
+        None,
+        whole(1),
+        "CPU threads.",
+        unset="every core that this process may use",
+        group="Engine",
+        commands=(*PLANNING, "trace record"),
+        effective=lambda engine: engine.options.thread_count,
+    )
+    context: int | None = option(
+        None,
+        whole(1),
+        "Most tokens that a session may hold.",
+        unset="the model's limit, or what fits",
+        flags=("--context", "--ctx"),
+        group="Engine",
+        commands=("run", "chat", "serve", "plan"),
+        effective=lambda engine: engine.context,
+    )
+    sessions: int = option(
+        1,
+        whole(1),
+        "How many are in use at the same time: the plan has memory for one that fills the context and for the others "
+        "with an eighth of it.  The server takes --parallel.",
+    )
+    max_rewind: int = option(64, whole(0), "Tokens that a session can always step back.")
+    prefill_chunk: int | None = option(
+        None,
+        whole(1),
+        "Most tokens processed at a time.",
+        unset="as the plan chooses",
+        effective=lambda engine: engine.plan.chunk,
+    )
+    kv_dtype: str = option("f16", choice(*KV_DTYPES), "How attention rows are stored.", **ENGINE)
+    simulate_low_precision: bool = option(
+        False,
+        switch(),
+        "Round where DeepSeek's own inference code rounds (FP8/FP4).",
+        group="Engine",
+        commands=RUNNING,
+    )
+    draft: str = option(
+        "auto",
+        choice("auto", "off", "mtp", "ngram"),
+        "The draft block, which costs memory and a little time: off leaves it out, auto keeps it where the model has "
+        "one, mtp demands it.  Commands leave it out unless told, because nothing speculates yet.",
+        command_default="off",
+        effective=lambda engine: "mtp" if engine.checkpoint.has_mtp else "off",
+        **ENGINE,
+    )
+    mtp: Path | None = option(
+        None, file(), "A GGUF file with the draft block.", unset="the model's own, if it has one", **ENGINE
+    )
+    memory: str | int | None = option(
+        None,
+        size("auto"),
+        "What the process may take, such as 8GiB; auto: what is safe now; none: no limit.",
+        unset="no limit",
+        command_default="auto",
+        effective=lambda engine: engine.plan.budget,
+        **MEMORY,
+    )
+    vram: str | int | None = option(
+        None,
+        size(),
+        "What the process may take of a GPU's memory.  An error where the model runs on the CPU.",
+        unset="what is free",
+        **MEMORY,
+    )
+    streaming: str = option(
+        "auto",
+        choice(*MODES),
+        "mmap: the system pages the file in and out; direct: experts, and if need be all weights, are read when "
+        "needed; resident: read and kept; auto: by what fits.",
+        effective=lambda engine: engine.plan.mode,
+        **MEMORY,
+    )
+    policy: str = option(
+        "auto",
+        choice("auto", *POLICIES),
+        "Which experts leave memory first.",
+        effective=lambda engine: engine.stats().get("policy", engine.options.policy),
+        **READING,
+    )
+    prefetch: str = option(
+        "auto", choice("auto", "off"), "Read experts ahead that the next layer will probably want.", **READING
+    )
+    pack: Path | str | None = option(
+        "auto",
+        file("auto"),
+        "A file from which each expert is one read (penstock pack); auto: MODEL.pack, if it is there and fits.",
+        unset="never",
+        **READING,
+    )
+    trace: Path | None = option(
+        None, file(), "Record to this file which experts are asked for.", unset="nowhere", **READING
+    )
 
     def __post_init__(self) -> None:
-        if self.kv_dtype not in KV_DTYPES:
-            raise OptionError(f"kv_dtype is {self.kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
-        for name, low in (
-            ("threads", 1),
-            ("context", 1),
-            ("sessions", 1),
-            ("max_rewind", 0),
-            ("prefill_chunk", 1),
-        ):
-            value = getattr(self, name)
-            if value is None and name not in ("max_rewind", "sessions"):
-                continue
-            if type(value) is not int or not low <= value <= 1 << 31:
-                raise OptionError(f"{name} is {value!r}, expected a whole number from {low}")
-
-        for name, known in (
-            ("streaming", MODES),
-            ("policy", ("auto", *POLICIES)),
-            ("prefetch", ("auto", "off")),
-        ):
-            if getattr(self, name) not in known:
-                raise OptionError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
-        if not (self.pack in ("auto", None) or isinstance(self.pack, Path)):
-            raise OptionError(f"pack is {self.pack!r}, expected 'auto', the path of a file or None")
-        number = type(self.memory) is int and self.memory > 0
-        if not (number or self.memory is None or isinstance(self.memory, str)):
+        check(self)
+        if self.device.startswith("cuda"):
             raise OptionError(
-                f"memory is {self.memory!r}, expected bytes, an amount such as '8GiB', 'auto' or None"
+                f"device is {self.device!r}: this version has no CUDA backend, expected auto or cpu"
             )
-        if self.memory != "auto":
-            self.memory_bytes  # noqa: B018 - an amount that cannot be read is an error here and now
+        if self.vram is not None:
+            raise OptionError(f"vram is {self.vram!r}, but the model runs on the CPU: no GPU is used")
+        if self.draft == "ngram":
+            raise OptionError("draft is 'ngram': there is no n-gram drafter in this version yet")
+        if self.draft == "off" and self.mtp is not None:
+            raise OptionError(
+                f"mtp is {str(self.mtp)!r}, but draft is 'off', which leaves the draft block out"
+            )
+
+    @classmethod
+    def make(cls, **options: Any) -> "EngineOptions":
+        """As `Engine` takes them: a name that there is not is an error that names the closest one."""
+        return make(cls, options)
+
+    @property
+    def backend(self) -> str:
+        """Where the model really runs."""
+        return "cpu"
 
     @property
     def memory_bytes(self) -> int | None:
-        """The budget; None without one."""
-        return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
+        """The budget; None without one, or while it is still to be found."""
+        return self.memory if isinstance(self.memory, int) else None
 
     @property
     def thread_count(self) -> int:
         return self.threads or read_cpu().usable
+
+    def with_draft(self, checkpoint: "Checkpoint") -> "Checkpoint":
+        """The model with its draft block or without it, as `draft` says."""
+        if self.draft == "mtp" and not checkpoint.has_mtp:
+            raise OptionError(
+                f"draft is 'mtp', but {checkpoint.path} has no MTP block; mtp names a file with one"
+            )
+        return checkpoint.without_draft() if self.draft == "off" else checkpoint

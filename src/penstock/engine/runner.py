@@ -1,4 +1,4 @@
-"""Who runs steps: here the model in this process.  Several machines would be another runner, and nobody would notice."""
+"""Who runs steps: the model in this process.  Several machines would be another runner, and nobody would notice."""
 
 import ctypes
 import gc
@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.backend.base import Backend, Logits
 from penstock.backend.state import StatePool, Step

@@ -9,14 +9,18 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.backend.base import Sampling as LogitOps
 from penstock.engine.constraint import Constraint
 from penstock.errors import OptionError, PenstockError
-from penstock.backend.base import Sampling as LogitOps
+from penstock.option import check, number, option, switch, texts, whole
+
+CHOOSING: Final[dict[str, Any]] = {"commands": ("run", "chat"), "group": "Sampling"}
+STOPPING: Final[dict[str, Any]] = {"commands": ("run",), "group": "Sampling"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +32,50 @@ class Sampling:
     for that many alternatives with each token.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = option(
+        1.0, number(0, 1e6, "0 (greedy) or a positive number"), "0 is greedy.", **CHOOSING
+    )
+    top_k: int = option(
+        0,
+        whole(0, math.inf, "0 (off) or a positive whole number"),
+        "Keep the k most likely tokens; 0 is off.",
+        **CHOOSING,
+    )
+    top_p: float = option(
+        1.0, number(0, 1, "0 to 1"), "Keep the most likely tokens up to this probability.", **CHOOSING
+    )
+    min_p: float = option(
+        0.0, number(0, 1, "0 to 1"), "Drop tokens below this share of the likeliest one.", **CHOOSING
+    )
+    repetition_penalty: float = option(
+        1.0,
+        number(1e-6, 1e6, "a positive number (1 is off)"),
+        "Divide logits of tokens already there.",
+        **CHOOSING,
+    )
+    presence_penalty: float = option(
+        0.0, number(-1e6, 1e6), "Subtract from tokens already generated.", **CHOOSING
+    )
+    frequency_penalty: float = option(0.0, number(-1e6, 1e6), "The same, once per occurrence.", **CHOOSING)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: Sequence[str] = ()
+    seed: int | None = option(
+        None,
+        whole(-math.inf, math.inf, "a whole number"),
+        "Makes the choice of tokens repeatable.",
+        unset="another one each time",
+        **CHOOSING,
+    )
+    stop: Sequence[str] = option((), texts(), "Stop at this text; may be repeated.", **STOPPING)
     stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    top_logprobs: int = 0
+    ignore_eos: bool = option(False, switch(), "Go on past the end token.", **STOPPING)
+    top_logprobs: int = option(
+        0, whole(0, math.inf, "0 or more"), "With --json: alternatives per token.", **STOPPING
+    )
 
     def __post_init__(self) -> None:
-        def need(name: str, good: bool, expected: str) -> None:
-            if not good:
-                raise OptionError(f"{name} is {getattr(self, name)!r}, expected {expected}")
-
-        def between(name: str, low: float, high: float, expected: str) -> None:
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            need(name, number and low <= value <= high and math.isfinite(value), expected)
-
-        between("temperature", 0, 1e6, "0 (greedy) or a positive number")
-        between("top_p", 0, 1, "0 to 1")
-        between("min_p", 0, 1, "0 to 1")
-        between("repetition_penalty", 1e-6, 1e6, "a positive number (1 is off)")
-        between("presence_penalty", -1e6, 1e6, "a number")
-        between("frequency_penalty", -1e6, 1e6, "a number")
-        need("top_k", type(self.top_k) is int and self.top_k >= 0, "0 (off) or a positive whole number")
-        need("top_logprobs", type(self.top_logprobs) is int and self.top_logprobs >= 0, "0 or more")
-        need("seed", self.seed is None or type(self.seed) is int, "a whole number or None")
-        strings = not isinstance(self.stop, str) and all(isinstance(s, str) and s for s in self.stop)
-        need("stop", strings, "a sequence of non-empty strings")
-        biases = self.logit_bias.values()
-        need("logit_bias", not any(math.isnan(b) for b in biases), "numbers by token id")
+        check(self)
+        if any(math.isnan(bias) for bias in self.logit_bias.values()):
+            raise OptionError(f"logit_bias is {self.logit_bias!r}, expected numbers by token id")
 
 
 class Sampled(NamedTuple):

@@ -29,7 +29,7 @@ class Shelf:
     def fetch(self, tokens: Sequence[int], at_least: int) -> tuple[Session, str] | None:
         """The session with the longest beginning of these tokens, if any is that long, and its kind."""
         while (entry := self.store.find(tokens, at_least)) is not None:
-            snapshot = self.store.load(entry, self.engine.layout)
+            snapshot = self.store.load(entry, self.engine.states)
             if snapshot is not None:
                 return self.engine.restored(snapshot), entry.kind
         return None

@@ -133,7 +133,8 @@ def load_snapshot(path: Path, pool: StatePool, fingerprint: str) -> Snapshot:
         logits = _take(path, infos, "logits", (layout.vocab_size,), "F32")
     shapes = live_shapes(layout, position, floor)
     live = {
-        each.name: _take(path, infos, each.name, shapes[each.name], each.dtype.upper()) for each in layout.series
+        each.name: _take(path, infos, each.name, shapes[each.name], each.dtype.upper())
+        for each in layout.series
     }
     state = SequenceState(pool)
     state.position, state.floor = position, floor

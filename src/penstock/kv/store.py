@@ -25,8 +25,8 @@ from typing import Final, Self
 
 import numpy as np
 
-from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenError
 from penstock.backend.state import KV_DTYPES, StateLayout, StatePool
+from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenError
 from penstock.kv.snapshot import FORMAT, Snapshot, load_snapshot, save_snapshot
 from penstock.kv.state import live_shapes
 from penstock.kv.store_index import Entry, open_index
@@ -135,11 +135,12 @@ class KvStore:
         path = self._path(entry)
         path.open("rb").close()  # one that cannot be opened may be sound
         tensors, metadata = read_safetensors_with_metadata(path)
-        kv_dtype = metadata.get("kv_dtype")
-        known = kv_dtype.lower() in KV_DTYPES
-        other_dtype = known and kv_dtype.lower() != layout.kv_dtype
+        kv_dtype = metadata.get("kv_dtype", "").lower()
+        other_dtype = kv_dtype in KV_DTYPES and kv_dtype != layout.kv_dtype
         needed = live_shapes(layout, entry.length, entry.length)
-        less = any(rows and name not in tensors for name, (rows, _) in needed.items())  # saved without a draft block
+        less = any(
+            rows and name not in tensors for name, (rows, _) in needed.items()
+        )  # saved without a draft block
         return entry.length <= layout.context and not other_dtype and not less
 
     def _loaded(self, entry: Entry, pool: StatePool) -> Snapshot:

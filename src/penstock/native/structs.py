@@ -69,7 +69,9 @@ class Queries(Structure):
 
     _fields_ = (
         *_fields(c_void_p, "q_b", "index_q_b", "norm"),
-        *_fields(c_int64, "column", "rank", "heads", "dim", "index_heads", "index_dim", "half", "low_precision"),
+        *_fields(
+            c_int64, "column", "rank", "heads", "dim", "index_heads", "index_dim", "half", "low_precision"
+        ),
         *_fields(c_float, "eps"),
     )
 
@@ -113,7 +115,9 @@ class AttentionLayer(Structure):
     """ps_attention_layer of attention_layer.h"""
 
     _fields_ = (
-        *_fields(c_void_p, "inputs", "queries", "keys", "compressor", "index_compressor", "attention", "output"),
+        *_fields(
+            c_void_p, "inputs", "queries", "keys", "compressor", "index_compressor", "attention", "output"
+        ),
         *_fields(c_int64, "gates_column", "topk"),
     )
 

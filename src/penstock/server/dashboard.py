@@ -15,11 +15,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock import __version__
-from penstock.storage.heat import ExpertMap
 from penstock.server.errors import ApiError, llamacpp_envelope
 from penstock.server.service import Service, service_of
 from penstock.server.sse import EventStream, data
 from penstock.server.state_series import Totals
+from penstock.storage.heat import ExpertMap
 
 ASSETS: Final = "/dashboard/assets/"
 KINDS: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}

@@ -9,6 +9,7 @@ from pydantic import BaseModel, StrictBool
 
 from penstock import __version__
 from penstock.engine.sampling import Sampling
+from penstock.option import effective
 from penstock.server.errors import ApiError, llamacpp_envelope
 from penstock.server.service import Service, service_of
 
@@ -58,6 +59,8 @@ def properties(request: Request) -> dict[str, Any]:
         "penstock": {
             "state": service.state,
             "parked": engine.parked,
+            "options": effective(engine.options, engine),
+            "settings": effective(service.settings),
             "plan": engine.plan.as_dict(),
             "storage": storage,
             "sessions": _sessions(service),

@@ -1,65 +1,78 @@
 """How a server is run: one value that the command line and tests share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
+from penstock.environment import API_KEY
 from penstock.errors import OptionError
+from penstock.option import check, file, option, seconds, size, switch, text, texts, whole
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+SERVER: Final[dict[str, Any]] = {"group": "Server", "commands": ("serve",)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Checked on creation.
+    """Checked on creation.  A new setting is one more field: see `penstock.engine.options`."""
 
-    host, port      where to listen; beyond this machine only with a key
-    name            what the model is called
-    api_keys        any of them opens the door; none: no door
-    parallel        requests that are answered at a time
-    queue           requests that may wait
-    max_body        bytes of a request
-    body_timeout    seconds that a request's head, and then its body, may take to arrive
-    max_tokens      most tokens of an answer, whatever is asked for
-    timeout         seconds that a request may take in all; 0: no limit
-    cors            origins that browsers may call from
-    metrics         whether /metrics answers
-    ping            seconds between signs of life while a prompt is read
-    kv_dir          folder where sessions are saved, also for after a restart; None: nowhere
-    kv_space        bytes that they may take there
-    park_after      seconds without requests after which the weights leave memory; 0: never
-    trace_requests  file that everything is written to that is asked and answered; None: nowhere
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    name: str = "deepseek-v4"
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    parallel: int = 8
-    queue: int = 64
-    max_body: int = 64 << 20
-    body_timeout: float = 30.0
-    max_tokens: int = 1 << 20
-    timeout: float = 0.0
-    cors: tuple[str, ...] = ()
-    metrics: bool = True
-    ping: float = 5.0
-    kv_dir: Path | None = None
-    kv_space: int = 16 << 30
-    park_after: float = 0.0
-    trace_requests: Path | None = None
+    host: str = option(
+        "127.0.0.1", text(), "Address to listen on; beyond this machine only with a key.", **SERVER
+    )
+    port: int = option(8080, whole(0, 65535), "Port to listen on; 0 takes a free one.", **SERVER)
+    name: str = option("deepseek-v4", text(), "What the model is called.", **SERVER)
+    api_keys: tuple[str, ...] = option(
+        (),
+        texts(),
+        f"A key that opens the server; may be repeated.  Also from {API_KEY.name}.",
+        flags=("--api-key",),
+        secret=True,
+        **SERVER,
+    )
+    parallel: int = option(8, whole(1), "Requests answered at a time.", **SERVER)
+    queue: int = option(64, whole(0), "Requests that may wait.", **SERVER)
+    max_tokens: int = option(1 << 20, whole(1), "Most tokens of an answer, whatever is asked for.", **SERVER)
+    max_body: int = option(64 << 20, size(), "Largest request.", **SERVER)
+    timeout: float = option(0.0, seconds(), "Seconds that a request may take in all; 0: any time.", **SERVER)
+    body_timeout: float = option(
+        30.0, seconds(), "Seconds that a request's head, and then its body, may take to arrive.", **SERVER
+    )
+    kv_dir: Path | None = option(
+        None,
+        file(what="the path of a folder"),
+        "Folder to save conversations in, so that they need not be read again, also after a restart.",
+        unset="nowhere",
+        **SERVER,
+    )
+    kv_space: int = option(16 << 30, size(), "Disk space for them.", **SERVER)
+    park_after: float = option(
+        0.0, seconds(), "Seconds without requests after which the weights leave memory; 0: never.", **SERVER
+    )
+    farewell: float = option(
+        10.0, seconds(), "Seconds that answers may go on when the server is told to end.", **SERVER
+    )
+    cors: tuple[str, ...] = option(
+        (), texts(), "Origin that browsers may call from, or '*'; may be repeated.", **SERVER
+    )
+    metrics: bool = option(True, switch(), "Whether /metrics answers.", **SERVER)
+    ping: float = option(
+        5.0, seconds(), "Seconds between signs of life while a prompt is read.", group="Server"
+    )
+    trace_requests: Path | None = option(
+        None,
+        file(),
+        "Write everything that is asked and answered to this file.",
+        unset="nowhere",
+        secret=True,
+        **SERVER,
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         if self.host not in LOOPBACK and not self.api_keys:
             raise OptionError(
                 f"--host {self.host} is open to others than this machine, so --api-key is needed as well"
             )
-        for name, low in (("port", 0), ("parallel", 1), ("queue", 0), ("max_body", 1024), ("max_tokens", 1)):
-            if getattr(self, name) < low:
-                raise OptionError(f"{name} is {getattr(self, name)!r}, expected a whole number from {low}")
-        for name in ("timeout", "body_timeout", "park_after", "ping"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise OptionError(f"{name} is {getattr(self, name)!r}, expected a number of seconds")
-        if self.kv_space < 1:
-            raise OptionError(f"kv_space is {self.kv_space!r}, expected a number of bytes")
-        if any(not key for key in self.api_keys):
-            raise OptionError("an API key is empty")
+        if self.max_body < 1024:
+            raise OptionError(f"max_body is {self.max_body!r}, expected 1KiB or more")

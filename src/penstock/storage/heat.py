@@ -56,4 +56,3 @@ class Heat:
         counts = {block: old * fading for block, old in self._counts.items()}
         # One assignment: whoever looks sees counts and the time that they belong to.
         self._begin, self._counts = self._counted = self._begin + age * HALF_LIFE, counts
-

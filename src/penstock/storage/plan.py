@@ -19,7 +19,6 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
-MODES: Final = ("auto", "resident", "mmap", "direct")
 CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a prefill step that a plan chooses from
 SHORTEST: Final = 4096  # tokens of context that are always planned for
 STATE_SHARE: Final = 8  # without a given context, at most an eighth of the budget for its state

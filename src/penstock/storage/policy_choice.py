@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import PenstockError
+from penstock.machine.notes import recall, remember
 from penstock.storage.replay import best_policy
 from penstock.storage.trace import read_trace
-from penstock.machine.notes import recall, remember
 
 NOTES: Final = "traces"  # by fingerprint: where the last trace is, and which policy it spoke for
 DEFAULT: Final = "lfru"  # where nothing was recorded: good at most sizes, bad at none

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import ReadError
+from penstock.machine.disk import open_direct
 from penstock.native.library import native
 from penstock.native.structs import Outcome, ReaderStats
 from penstock.native.structs import Piece as StoredPiece
-from penstock.machine.disk import open_direct
 
 BLOCK: Final = 4096  # what direct reads are aligned to, in the file and in memory
 THREADS: Final = 8

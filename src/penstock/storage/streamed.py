@@ -117,7 +117,9 @@ class StreamedExperts(ExpertStore):
     def map(self) -> ExpertMap:
         heat = self._heat.now()
         present = np.zeros(heat.shape, bool)
-        present.reshape(-1)[list(self.memory.entries)] = True  # the copy is made at once, whatever comes and goes
+        present.reshape(-1)[list(self.memory.entries)] = (
+            True  # the copy is made at once, whatever comes and goes
+        )
         return ExpertMap(self._heat.blocks, present, heat)
 
     # ── moving experts between the tiers ──────────────────────────────────────────────────────────────────
@@ -253,8 +255,9 @@ class StreamedLease(Lease):
     # ── decisions ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _each(self) -> Iterator[Decision]:
-        for self.decided in self.decisions:
-            yield self.decided
+        for decision in self.decisions:
+            self.decided = decision
+            yield decision
 
     def _carry_out(self) -> None:
         """What was decided last."""

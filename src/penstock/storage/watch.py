@@ -3,10 +3,10 @@
 import time
 from typing import Final
 
-from penstock.storage.governor import Governor, Sample
-from penstock.storage.streamed import StreamedExperts
 from penstock.machine.memory import read_memory
 from penstock.machine.pressure import Paging, group_pressure, machine_pressure, read_paging
+from penstock.storage.governor import Governor, Sample
+from penstock.storage.streamed import StreamedExperts
 
 EVERY: Final = 1.0  # seconds between two looks
 

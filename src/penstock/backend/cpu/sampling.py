@@ -27,9 +27,7 @@ class CpuSampling(Sampling):
         return token, found.value
 
     def log_sum(self, logits: Logits, highest: float) -> float:
-        total: float = native().ps_logits_weights(
-            _at(logits), logits.size, highest, 1.0, None, self._threads
-        )
+        total: float = native().ps_logits_weights(_at(logits), logits.size, highest, 1.0, None, self._threads)
         return highest + float(np.log(total))
 
     def draw(

@@ -1,7 +1,7 @@
 """The memory of sequences on the CPU: rings of recent rows, and rows that only ever grow.
 
-A slot is one reservation of address space.  The system commits its pages as rows are written, so growing never copies,
-and a sequence of a million-token model costs what it uses.
+A slot is one reservation of address space.  The system commits its pages as rows are written, so growing never
+copies, and a sequence of a million-token model costs what it uses.
 """
 
 import mmap
@@ -109,13 +109,15 @@ class CpuStates(StatePool):
             self.stage(slot, series, first, len(rows))[...] = rows[-self.capacities[series] :]
 
     def latest(self, slot: int, series: int, row: int) -> NDArray[Any]:
-        """One row [width] of a ring, which the step under way may have staged."""
+        """One row [1, width] of a ring, which the step under way may have staged."""
         found = self.slots[slot]
         staged = found.staged.get(series)
         if staged is not None and row >= staged.first:
-            return staged.rows[row - staged.first]
-        rows = found.series[series]
-        return rows[row % len(rows)]
+            rows, place = staged.rows, row - staged.first
+        else:
+            rows = found.series[series]
+            place = row % len(rows)
+        return rows[place : place + 1]
 
     def commit(self, slot: int, position: int) -> None:
         staged, self.slots[slot].staged = self.slots[slot].staged, {}

@@ -94,18 +94,20 @@ _decoded: "weakref.WeakValueDictionary[int, CpuWeight]" = weakref.WeakValueDicti
 _failure: BaseException | None = None
 
 
-@Decode
-def _decode(number: int, first: int, last: int, out: int) -> None:
+def _decode_rows(number: int, first: int, last: int, out: int) -> None:
     """Called by native threads.  Nothing may be raised through them, so a failure waits for `check`."""
     global _failure
     try:
         stored = _decoded[number].stored
         assert stored is not None
         rows = stored.rows(first, last)
-        memory = (ctypes.c_float * rows.size).from_address(out)
-        np.frombuffer(memory, np.float32)[...] = rows.reshape(-1)
+        flat = np.ascontiguousarray(rows, np.float32)
+        ctypes.memmove(out, flat.ctypes.data, flat.nbytes)
     except BaseException as failure:
         _failure = failure
+
+
+_decode = Decode(_decode_rows)
 
 
 def check_decoding() -> None:

@@ -72,7 +72,9 @@ class KernelCache:
         if code is None:
             start = time.perf_counter()
             code = self.compiler(name, source, headers, options)
-            self.say(f"penstock: compiled {name} for {self.target.arch} in {time.perf_counter() - start:.1f} s")
+            self.say(
+                f"penstock: compiled {name} for {self.target.arch} in {time.perf_counter() - start:.1f} s"
+            )
             _write(path, key, code)
         return code
 
@@ -132,7 +134,9 @@ def nvrtc_compiler(name: str, source: str, headers: Mapping[str, str], options: 
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
         call(nvrtc.nvrtcGetProgramLog(program, log))
-        raise CompileError(f"{name}: the CUDA compiler refused it for {options[0]}:\n{log.decode(errors='replace')}")
+        raise CompileError(
+            f"{name}: the CUDA compiler refused it for {options[0]}:\n{log.decode(errors='replace')}"
+        )
     code = bytearray(call(nvrtc.nvrtcGetCUBINSize(program)))
     call(nvrtc.nvrtcGetCUBIN(program, code))
     call(nvrtc.nvrtcDestroyProgram(program))

@@ -20,6 +20,8 @@ import torch
 from penstock.backend.cuda.compile import KernelCache, default_folder, nvrtc_compiler, present_target
 from penstock.errors import PenstockError
 
+SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block can have on Hopper
+
 Argument = Any  # a ctypes scalar, or a ctypes structure passed by value
 
 
@@ -69,7 +71,9 @@ class Module:
         self._module = _check(_driver().cuModuleLoadData(self._code), f"loading {source}")
 
     def kernel(self, name: str, shared: int = 0) -> "Kernel":
-        function = _check(_driver().cuModuleGetFunction(self._module, name.encode()), f"{self._source}: {name}")
+        function = _check(
+            _driver().cuModuleGetFunction(self._module, name.encode()), f"{self._source}: {name}"
+        )
         return Kernel(name, function, shared)
 
 
@@ -86,9 +90,12 @@ class Kernel:
         self._function = function
         if shared > 48 * 1024:  # above this a kernel has to ask
             attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(_driver().cuFuncSetAttribute(function, attribute, shared), f"{name}: {shared} shared bytes")
+            # The most there is: others launch the same function, and this call must not lower what they need.
+            _check(_driver().cuFuncSetAttribute(function, attribute, SHARED_LIMIT), f"{name}: shared memory")
 
-    def launch(self, grid: int | tuple[int, int], block: int, args: Sequence[Argument], overlap: bool = True) -> None:
+    def launch(
+        self, grid: int | tuple[int, int], block: int, args: Sequence[Argument], overlap: bool = True
+    ) -> None:
         driver = _driver()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY = (grid, 1) if isinstance(grid, int) else grid
@@ -102,7 +109,8 @@ class Kernel:
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
         addresses = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-        _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(addresses), 0), self.name)
+        what = f"{self.name}, grid {grid}, block {block}, {self.shared:,} shared bytes"
+        _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(addresses), 0), what)
 
 
 def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -55,7 +55,9 @@ def pack(raw: Bytes, kind: WeightType) -> Bytes:
     padded: Bytes = np.zeros((tiles * TILE, kind.row_bytes(cells * CELL)), np.uint8)
     padded[: len(raw), : raw.shape[1]] = raw
     blocks = padded.reshape(tiles, TILE, cells, -1).swapaxes(1, 2)  # [tiles, cells, rows, bytes]
-    planes = [np.ascontiguousarray(plane).view(np.uint8).reshape(tiles, cells, -1) for plane in layout.pack(blocks)]
+    planes = [
+        np.ascontiguousarray(plane).view(np.uint8).reshape(tiles, cells, -1) for plane in layout.pack(blocks)
+    ]
     packed: Bytes = np.concatenate(planes, axis=2)
     return np.pad(packed, ((0, 0), (0, 0), (0, size - packed.shape[2])))
 
@@ -169,7 +171,9 @@ def _pack_iq2_xxs(blocks: Bytes) -> list[Array]:
     bits = (eight[..., None] >> np.arange(8, dtype=np.uint32)) & 1
     lanes = _to_lanes(bits.reshape(*blocks.shape[:3], CELL))  # [tiles, cells, steps, lane, register, byte]
     shape = lanes.shape[:2]
-    pairs = lanes.reshape(*shape, 4, 2, 32, 4, 4).swapaxes(3, 4)  # [.., pair, lane, step of pair, register, byte]
+    pairs = lanes.reshape(*shape, 4, 2, 32, 4, 4).swapaxes(
+        3, 4
+    )  # [.., pair, lane, step of pair, register, byte]
     shifts = np.arange(8, dtype=np.uint32).reshape(2, 4, 1) + 8 * np.arange(4, dtype=np.uint32)
     signs = (pairs << shifts).sum(axis=(4, 5, 6), dtype=np.uint32).swapaxes(2, 3)  # [.., lane, pair]
     # Vector t of a group is lane t's: rows (half g), columns (step t) → [g, t, step, half]
@@ -180,7 +184,11 @@ def _pack_iq2_xxs(blocks: Bytes) -> list[Array]:
 
 def _unpack_iq2_xxs(packed: Bytes) -> Array:
     shape = packed.shape[:2]
-    index = _take(packed, 0, 512, "u1", 8, 4, STEPS, 2).transpose(0, 1, 5, 2, 4, 3).reshape(*shape, TILE, STEPS, 4)
+    index = (
+        _take(packed, 0, 512, "u1", 8, 4, STEPS, 2)
+        .transpose(0, 1, 5, 2, 4, 3)
+        .reshape(*shape, TILE, STEPS, 4)
+    )
     signs = _take(packed, 512, 512, "<u4", 32, 4).swapaxes(2, 3)  # [.., pair, lane]
     shifts = np.arange(8, dtype=np.uint32).reshape(2, 4, 1) + 8 * np.arange(4, dtype=np.uint32)
     bits = (signs[..., None, None, None] >> shifts) & 1  # [.., pair, lane, step of pair, register, byte]

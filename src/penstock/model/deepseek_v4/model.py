@@ -24,9 +24,14 @@ GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to r
 class Layer:
     """One block: two sublayers around the hyper-connection streams.  streams: [rows, n, hidden]"""
 
-    def __init__(self, ops: v4.Ops, spec: LayerSpec, state: v4.AttentionState, block: str, experts: ExpertStore):
+    def __init__(
+        self, ops: v4.Ops, spec: LayerSpec, state: v4.AttentionState, block: str, experts: ExpertStore
+    ):
         self.block, self.table = block, spec.router.table
-        self.attention_hyper, self.attention = ops.hyper(spec.attention_hyper), ops.attention(spec.attention, state)
+        self.attention_hyper, self.attention = (
+            ops.hyper(spec.attention_hyper),
+            ops.attention(spec.attention, state),
+        )
         self.experts_hyper, self.router = ops.hyper(spec.experts_hyper), ops.router(spec.router)
         self.experts, self.store = ops.experts(spec.experts), experts
         self.following: Layer | None = None  # whose experts this layer's router input gives away
@@ -78,7 +83,8 @@ class DeepSeekV4(Architecture):
             raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {config.layer_count}")
         self.config, self.ops, self.dense = config, ops, description.dense
         self.layers = [
-            self._layer(description, f"blk.{number}", config.layers[number], layout, experts) for number in layers
+            self._layer(description, f"blk.{number}", config.layers[number], layout, experts)
+            for number in layers
         ]
         if prefetch:
             for layer, following in pairwise(self.layers):
@@ -131,8 +137,9 @@ class DeepSeekV4(Architecture):
         assert self.draft is not None
         self.dense.enter(DRAFT)
         streams = self.draft.forward(slot, position, token)
+        logits = self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())
         self.dense.leave(DRAFT)
-        return self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())[0]
+        return logits.reshape(-1)
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         for layer in self.layers:

@@ -9,7 +9,9 @@ from penstock.weights.config import AttentionKind, LayerConfig, ModelConfig
 DRAFT = "mtp.0"
 
 
-def layer_series(config: ModelConfig, layer: LayerConfig, block: str, kv_dtype: str, lag: int = 0) -> list[Series]:
+def layer_series(
+    config: ModelConfig, layer: LayerConfig, block: str, kv_dtype: str, lag: int = 0
+) -> list[Series]:
     """The series of one layer, in the order of AttentionState's fields."""
     found = [Series(f"{block}.window", config.head_dim, kv_dtype, reach=config.window, lag=lag)]
     dims = {"compressor": config.head_dim, "indexer": config.index_dim}

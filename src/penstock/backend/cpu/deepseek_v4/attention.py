@@ -179,9 +179,7 @@ class CpuAttention(v4.Attention):
         cos, sin = batch.rotations[id(self.spec.frequencies)]
         dim, half = self.spec.dim, len(self.spec.frequencies)
         projected = self._workspace.take("draft keys", batch.rows, (dim,))
-        native().ps_project(
-            self._kv_alone.address, x.address, batch.rows, projected.address, self._threads
-        )
+        native().ps_project(self._kv_alone.address, x.address, batch.rows, projected.address, self._threads)
         for sequence in batch.sequences:
             own, start = sequence.states.described[self.block], sequence.start
             native().ps_keys_run(

@@ -14,10 +14,10 @@ from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
 from penstock.backend.cpu.deepseek_v4.batch import Batch, Sequence, SequenceStates
 from penstock.backend.cpu.deepseek_v4.described import Described, expect, vector, weight_of
 from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
+from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
 from penstock.backend.cpu.memory import Buffer, Workspace
 from penstock.backend.cpu.states import CpuStates, Slot
 from penstock.backend.state import StatePool, Step
-from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
 from penstock.native import structs
 from penstock.native.library import native
 from penstock.weights.checkpoint import Checkpoint
@@ -58,7 +58,16 @@ class CpuHyper(v4.Hyper):
         x = self._workspace.take("sublayer input", rows, self._shape)  # [rows, hidden]
         mix = self._workspace.take("hyper mix", rows, self._mix)  # [rows, pre n | post n | comb n · n]
         native().ps_hyper_enter(
-            *(self._described.address, y, before, streams.address, rows, x.address, mix.address, self._threads)
+            *(
+                self._described.address,
+                y,
+                before,
+                streams.address,
+                rows,
+                x.address,
+                mix.address,
+                self._threads,
+            )
         )
         return x, mix
 
@@ -303,6 +312,6 @@ class CpuOps(v4.Ops):
 
     def kept_streams(self, series: int, slot: int, position: int) -> Buffer:
         row = self._pool.latest(slot, series, position)
-        out = self._workspace.take("kept streams", 1, row.shape)
-        out.array[0] = row
+        out = self._workspace.take("kept streams", 1, row.shape[1:])
+        out.array[...] = row
         return out

@@ -24,7 +24,9 @@ def _row_bytes(checkpoint: Checkpoint) -> int:
     floats += 4 * (c.rope_dim // 2)  # rotations
     floats += c.head_dim  # new key/value rows
     if checkpoint.has_mtp:
-        floats += 3 * n * hidden + 2 * n * hidden + 2 * hidden + c.head_dim  # what joins streams and next tokens
+        floats += (
+            3 * n * hidden + 2 * n * hidden + 2 * hidden + c.head_dim
+        )  # what joins streams and next tokens
     return 4 * floats
 
 
@@ -33,7 +35,9 @@ def _native_bytes(checkpoint: Checkpoint, rows: int, threads: int, low_precision
     bits = 0
     for kind in {info.kind for info in checkpoint.index.values()}:
         bits |= native().ps_input_bits(KINDS.get(kind, DECODED))
-    shared = [info.shape[0] for name, info in checkpoint.index.items() if name.endswith("ffn_gate_shexp.weight")]
+    shared = [
+        info.shape[0] for name, info in checkpoint.index.items() if name.endswith("ffn_gate_shexp.weight")
+    ]
     sizes = StepSizes(
         hidden=c.hidden,
         streams=c.streams,

@@ -1,0 +1,162 @@
+// What all kernels share: names for types, the instructions of Hopper that C++ has no word for, and small sums.
+#pragma once
+
+using u8 = unsigned char;
+using i8 = signed char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+#define PS_DEVICE __device__ __forceinline__
+
+constexpr int WARP = 32;
+constexpr u32 ALL = 0xffffffffu;
+
+// ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PS_DEVICE float half_to_float(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+PS_DEVICE u16 float_to_half(float f) {  // to nearest, ties to even
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+PS_DEVICE float low_half(u32 w) { return half_to_float(static_cast<u16>(w & 0xffff)); }
+PS_DEVICE float high_half(u32 w) { return half_to_float(static_cast<u16>(w >> 16)); }
+PS_DEVICE u32 float_bits(float f) { return __float_as_uint(f); }
+PS_DEVICE float bits_float(u32 u) { return __uint_as_float(u); }
+PS_DEVICE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// prmt with the sign bit of every selector nibble: bytes become 0x00 or 0xff by their own sign.
+PS_DEVICE u32 permute_signs(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+// ── sums across a warp, always in the same order ─────────────────────────────────────────────────────────────────────
+
+PS_DEVICE float warp_sum(float v) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(ALL, v, d);
+    return v;
+}
+PS_DEVICE float warp_max(float v) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(ALL, v, d));
+    return v;
+}
+PS_DEVICE u64 warp_max(u64 v) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        const u64 other = __shfl_xor_sync(ALL, v, d);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+// Floats in an order that integers have too, with ties to the lower id: higher rank, better row.
+PS_DEVICE u64 rank_of(float score, u32 id) {
+    const u32 b = float_bits(score + 0.0f);  // −0 becomes 0
+    const u32 ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
+    return static_cast<u64>(ordered) << 32 | (0xffffffffu - id);
+}
+PS_DEVICE u32 ranked_id(u64 rank) { return 0xffffffffu - static_cast<u32>(rank); }
+
+// ── kernels that overlap (programmatic dependent launch) ─────────────────────────────────────────────────────────────
+
+// From here on the kernel before has ended and what it wrote can be read.
+PS_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may start as soon as all blocks have said so.
+PS_DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// ── shared memory, bulk copies ───────────────────────────────────────────────────────────────────────────────────────
+
+PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+PS_DEVICE uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
+PS_DEVICE uint2 load8(const void* p) { return *static_cast<const uint2*>(p); }
+PS_DEVICE u32 load4(const void* p) { return *static_cast<const u32*>(p); }
+
+PS_DEVICE void barrier_init(u64* bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
+}
+PS_DEVICE void barrier_expect(u64* bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
+                 : "memory");
+}
+PS_DEVICE void barrier_wait(u64* bar, u32 parity) {
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @p bra done;\n bra again;\n"
+        "done:\n}\n" ::"r"(shared_address(bar)), "r"(parity) : "memory");
+}
+PS_DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(bar))
+                 : "memory");
+}
+PS_DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// A warp's own ring of stages.  Nobody else touches it, so one barrier a stage (full) is enough: the warp refills a
+// stage after it has read it.
+struct Ring {
+    char* memory;
+    u64* bars;
+    int stages, stage_bytes;
+    int filled = 0, used = 0;  // stages so far
+    int fill_at = 0, use_at = 0;
+    u32 parity = 0;
+
+    PS_DEVICE Ring(char* memory, u64* bars, int stages, int stage_bytes, int lane)
+        : memory(memory), bars(bars), stages(stages), stage_bytes(stage_bytes) {
+        if (lane == 0) {
+            for (int i = 0; i < stages; i++) barrier_init(bars + i, 1);
+            barrier_init_visible();
+        }
+        __syncwarp();
+    }
+    PS_DEVICE bool full() const { return filled - used == stages; }
+    PS_DEVICE char* to_fill() const { return memory + fill_at * stage_bytes; }
+    // One lane calls: announces `bytes` for the next stage; the copies follow.
+    PS_DEVICE u64* announce(u32 bytes) const {
+        barrier_expect(bars + fill_at, bytes);
+        return bars + fill_at;
+    }
+    PS_DEVICE void advance_fill() {
+        filled++;
+        if (++fill_at == stages) fill_at = 0;
+    }
+    PS_DEVICE const char* wait() const {
+        barrier_wait(bars + use_at, parity);
+        return memory + use_at * stage_bytes;
+    }
+    PS_DEVICE void release() {
+        __syncwarp();
+        used++;
+        if (++use_at == stages) use_at = 0, parity ^= 1;
+    }
+};
+
+// A barrier among `threads` threads of a block, by number 1 … 15.
+PS_DEVICE void named_barrier(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// ── tensor cores ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// c [16 × 8] += a [16 × 32] b [32 × 8], signed bytes, exact
+PS_DEVICE void mma_bytes(int (&c)[4], const u32 (&a)[4], uint2 b) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+// c [16 × 8] += a [16 × 16] b [16 × 8], halfs, float sums
+PS_DEVICE void mma_halves(float (&c)[4], const u32 (&a)[4], uint2 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}

@@ -1,0 +1,297 @@
+// One cell (16 rows × 256 columns) of every packed format against up to 4 · SETS rows of inputs on the tensor cores.
+//
+// Weights are the 16 × 32 operand, inputs the 32 × 8 one: column 2r holds the high digits of row r, column 2r + 1 the low ones,
+// so lane 4g + t ends up with (255 · high + low) of weight rows g and g + 8 and input row t.  Integers are exact; floats are
+// added in the order written here, whatever the number of rows, so a row's bits do not depend on its neighbours.
+//
+// Instructions for 512 weights (one 16 × 32 operand), against those that pass while memory delivers them at 4.5 TB/s
+// (132 SMs, 1.75 GHz, 4 a cycle):          Q8_0 13 of 104     Q2_K 26 of 34     IQ2_XXS 32 of 28     Q4_K 24 of 60     MXFP4 32 of 56
+#pragma once
+
+#include "inputs.cuh"
+
+constexpr int STEPS = 8;  // of 32 columns
+
+enum Format { Q8_0 = 0, F16 = 1, IQ2_XXS = 2, Q2_K = 3, Q4_K = 4, MXFP4 = 5, BF16 = 6, F32 = 7 };
+
+PS_DEVICE constexpr int cell_bytes(int format) {
+    switch (format) {
+        case Q8_0: return 4352;
+        case F16:
+        case BF16: return 8192;
+        case IQ2_XXS: return 1120;
+        case Q2_K: return 1344;
+        case Q4_K: return 2368;
+        case MXFP4: return 2176;
+        default: return 16384;
+    }
+}
+
+// What is streamed at a time: a cell, or a part of one where cells are large.  Parts are whole steps, one behind the other.
+PS_DEVICE constexpr int piece_columns(int format) { return format == F16 || format == BF16 ? 128 : format == F32 ? 64 : CELL; }
+PS_DEVICE constexpr int piece_bytes(int format) { return cell_bytes(format) / (CELL / piece_columns(format)); }
+
+// What a lane gathers for weight rows g and g + 8 and input rows t, 4 + t.
+template <int SETS>
+struct Sums {
+    float v[SETS][2] = {};
+};
+
+// Inputs of a cell as planes in shared memory.
+template <int SETS>
+struct PlaneInputs {
+    const char* plane[SETS];  // this lane's, at the cell's first column; null where there is no such row
+    int negated;              // from a plane to its negative
+
+    PS_DEVICE PlaneInputs(const char* at, const InputPlan& p, int cell, int lane) : negated(p.negated_at()) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int s = 0; s < SETS; s++)
+            plane[s] = 4 * s + g / 2 < p.rows ? at + (8 * s + g) * p.digit_stride() + cell * CELL + t * 8 : nullptr;
+    }
+    PS_DEVICE uint2 step(int set, int i) const { return plane[set] ? load8(plane[set] + i * 32) : uint2{0, 0}; }
+    PS_DEVICE uint2 negative(int set, int i) const {
+        return plane[set] ? load8(plane[set] + negated + i * 32) : uint2{0, 0};
+    }
+};
+
+// Adds the inputs under a mask of 0xff bytes, which is −1 times the mask's numbers.  Few rows read their inputs negated, which
+// costs least; many have no room for a second copy and clear the masks to 1.
+template <int SETS, class Source>
+PS_DEVICE void mend(int (&c)[4], const u32 (&mask)[4], const Source& x, int set, int step) {
+    if (SETS == 1) return mma_bytes(c, mask, x.negative(set, step));
+    const u32 ones[4] = {mask[0] & 0x01010101, mask[1] & 0x01010101, mask[2] & 0x01010101, mask[3] & 0x01010101};
+    mma_bytes(c, ones, x.step(set, step));
+}
+
+PS_DEVICE int join(int high, int low) { return high * 255 + low; }
+
+// scale[s]: of input row 4 s + t in this cell.  Each adds its cell to `sums`.
+
+template <int SETS, class Source>
+PS_DEVICE void cell_q8_0(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
+    const int g = lane / 4;
+    const uint4 s0 = load16(cell + 4096 + g * 32), s1 = load16(cell + 4096 + g * 32 + 16);
+    const u32 scales[STEPS] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
+    float v[SETS][2] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const uint4 w = load16(cell + i * 512 + lane * 16);
+        const u32 a[4] = {w.x, w.y, w.z, w.w};
+        const float d0 = low_half(scales[i]), d1 = high_half(scales[i]);
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            int c[4] = {};
+            mma_bytes(c, a, x.step(s, i));
+            v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
+            v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+        for (int h = 0; h < 2; h++) sums.v[s][h] = fmaf(v[s][h], scale[s], sums.v[s][h]);
+}
+
+// The grid of IQ2_XXS sixteen times, copy c of entry e at (16 e + c) · 8 bytes: lanes never meet in a bank.
+constexpr int GRID_BYTES = 256 * 16 * 8;
+
+PS_DEVICE void fill_grid(char* grid, const uint2* entries) {
+    for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x) reinterpret_cast<uint2*>(grid)[i] = entries[i / 16];
+}
+
+template <int SETS, class Source>
+PS_DEVICE void cell_iq2_xxs(const char* cell, const char* grid, int lane, const Source& x, const float (&scale)[SETS],
+                            Sums<SETS>& sums) {
+    const int g = lane / 4;
+    const uint4 index4 = load16(cell + lane * 16), signs4 = load16(cell + 512 + lane * 16);
+    const u32 index[4] = {index4.x, index4.y, index4.z, index4.w};
+    const u32 signs[4] = {signs4.x, signs4.y, signs4.z, signs4.w};
+    const uint2 nibbles = load8(cell + 1024 + g * 8);
+    const u32 d = load4(cell + 1088 + g * 4);
+    const char* copy = grid + lane % 16 * 8;
+    int total[SETS][4] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const u32 pair = index[i / 2] >> i % 2 * 16;
+        const uint2 v0 = load8(copy + (pair << 7 & 0x7f80)), v1 = load8(copy + (pair >> 1 & 0x7f80));
+        // Masks of the negative bytes.  v ^ mask is −v − 1 there; a second product, of the masks, makes up for the 1.
+        u32 mask[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) mask[r] = permute_signs(signs[i / 2] << (7 - (i % 2 * 4 + r)), 0, 0xba98);
+        const u32 a[4] = {v0.x ^ mask[0], v1.x ^ mask[1], v0.y ^ mask[2], v1.y ^ mask[3]};
+        const int f0 = static_cast<int>((i ? nibbles.x >> (4 * i - 1) : nibbles.x << 1) & 0x1e | 1);
+        const int f1 = static_cast<int>((i ? nibbles.y >> (4 * i - 1) : nibbles.y << 1) & 0x1e | 1);
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            int c[4] = {};
+            mma_bytes(c, a, x.step(s, i));
+            mend<SETS>(c, mask, x, s, i);
+            total[s][0] += c[0] * f0, total[s][1] += c[1] * f0;
+            total[s][2] += c[2] * f1, total[s][3] += c[3] * f1;
+        }
+    }
+    const float d0 = low_half(d) * 0.125f, d1 = high_half(d) * 0.125f;
+#pragma unroll
+    for (int s = 0; s < SETS; s++) {
+        const float a = fmaf(static_cast<float>(total[s][0]), 255.0f, static_cast<float>(total[s][1])) * d0;
+        const float b = fmaf(static_cast<float>(total[s][2]), 255.0f, static_cast<float>(total[s][3])) * d1;
+        sums.v[s][0] = fmaf(a, scale[s], sums.v[s][0]);
+        sums.v[s][1] = fmaf(b, scale[s], sums.v[s][1]);
+    }
+}
+
+template <int SETS, class Source>
+PS_DEVICE void cell_q2_k(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
+    const int g = lane / 4, t = lane % 4;
+    const uint4 w0 = load16(cell + lane * 16), w1 = load16(cell + 512 + lane * 16);
+    const u32 words[STEPS] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+    const uint4 small = load16(cell + 1024 + g * 32 + t / 2 * 16);
+    const uint2 d = load8(cell + 1280 + g * 8);
+    // Scales are at most 15 and codes at most 3: their products are bytes, and the sums of a cell stay integers.
+    int c[SETS][4] = {}, m[SETS][4] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const u32 b0 = (i < 4 ? small.x : small.y) >> i % 4 * 8, b1 = (i < 4 ? small.z : small.w) >> i % 4 * 8;
+        const u32 s0 = b0 & 15, s1 = b1 & 15, w = words[i];
+        const u32 a[4] = {(w & 0x03030303) * s0, (w >> 2 & 0x03030303) * s1, (w >> 4 & 0x03030303) * s0,
+                          (w >> 6 & 0x03030303) * s1};
+        const u32 m0 = (b0 >> 4 & 15) * 0x01010101, m1 = (b1 >> 4 & 15) * 0x01010101;
+        const u32 minimums[4] = {m0, m1, m0, m1};
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            const uint2 b = x.step(s, i);
+            mma_bytes(c[s], a, b);
+            mma_bytes(m[s], minimums, b);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++) {
+        const float a = low_half(d.x) * static_cast<float>(join(c[s][0], c[s][1]));
+        const float b = low_half(d.y) * static_cast<float>(join(c[s][2], c[s][3]));
+        const float v0 = fmaf(-high_half(d.x), static_cast<float>(join(m[s][0], m[s][1])), a);
+        const float v1 = fmaf(-high_half(d.y), static_cast<float>(join(m[s][2], m[s][3])), b);
+        sums.v[s][0] = fmaf(v0, scale[s], sums.v[s][0]);
+        sums.v[s][1] = fmaf(v1, scale[s], sums.v[s][1]);
+    }
+}
+
+template <int SETS, class Source>
+PS_DEVICE void cell_q4_k(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
+    const int g = lane / 4;
+    const uint4 small0 = load16(cell + 2048 + g * 32), small1 = load16(cell + 2048 + g * 32 + 16);
+    const uint2 d = load8(cell + 2304 + g * 8);
+    int total[SETS][4] = {}, m[SETS][4] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
+        const u32 a[4] = {w.x & 0x0f0f0f0f, w.x >> 4 & 0x0f0f0f0f, w.y & 0x0f0f0f0f, w.y >> 4 & 0x0f0f0f0f};
+        const int shift = i % 4 * 8;
+        const int f0 = (i < 4 ? small0.x : small0.y) >> shift & 255, f1 = (i < 4 ? small1.x : small1.y) >> shift & 255;
+        const u32 m0 = ((i < 4 ? small0.z : small0.w) >> shift & 255) * 0x01010101;
+        const u32 m1 = ((i < 4 ? small1.z : small1.w) >> shift & 255) * 0x01010101;
+        const u32 minimums[4] = {m0, m1, m0, m1};
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            const uint2 b = x.step(s, i);
+            int c[4] = {};
+            mma_bytes(c, a, b);
+            mma_bytes(m[s], minimums, b);
+            total[s][0] += c[0] * f0, total[s][1] += c[1] * f0;
+            total[s][2] += c[2] * f1, total[s][3] += c[3] * f1;
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++) {
+        const float a = fmaf(static_cast<float>(total[s][0]), 255.0f, static_cast<float>(total[s][1])) * low_half(d.x);
+        const float b = fmaf(static_cast<float>(total[s][2]), 255.0f, static_cast<float>(total[s][3])) * low_half(d.y);
+        const float v0 = fmaf(-high_half(d.x), static_cast<float>(join(m[s][0], m[s][1])), a);
+        const float v1 = fmaf(-high_half(d.y), static_cast<float>(join(m[s][2], m[s][3])), b);
+        sums.v[s][0] = fmaf(v0, scale[s], sums.v[s][0]);
+        sums.v[s][1] = fmaf(v1, scale[s], sums.v[s][1]);
+    }
+}
+
+// 2^(e − 128): half of the block's scale, because the values below are doubled.
+PS_DEVICE float half_power(u32 e) { return bits_float(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+
+template <int SETS, class Source>
+PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
+    const int g = lane / 4;
+    const uint4 e = load16(cell + 2048 + g * 16);
+    float v[SETS][2] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
+        u32 a[4], mask[4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {  // registers 2k and 2k + 1
+            const u32 codes = k ? w.y : w.x, sizes = codes & 0x77777777, up = codes << 4;
+            mask[2 * k] = permute_signs(up, codes, 0xd9c8);  // signs of nibbles 0 … 3
+            mask[2 * k + 1] = permute_signs(up, codes, 0xfbea);
+            a[2 * k] = permute(0x03020100, 0x0c080604, sizes) ^ mask[2 * k];
+            a[2 * k + 1] = permute(0x03020100, 0x0c080604, sizes >> 16) ^ mask[2 * k + 1];
+        }
+        const float d0 = half_power((i < 4 ? e.x : e.y) >> i % 4 * 8 & 255);
+        const float d1 = half_power((i < 4 ? e.z : e.w) >> i % 4 * 8 & 255);
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            int c[4] = {};
+            mma_bytes(c, a, x.step(s, i));
+            mend<SETS>(c, mask, x, s, i);
+            v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
+            v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+        for (int h = 0; h < 2; h++) sums.v[s][h] = fmaf(v[s][h], scale[s], sums.v[s][h]);
+}
+
+// F16: 128 columns; sums over all columns of the warp stay in the tensor cores' accumulators.
+template <int SETS>
+PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const InputPlan& p, int column, float (&c)[SETS][4]) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint4 w = load16(piece + i * 512 + lane * 16);
+        const u32 a[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            const bool used = 4 * s + g / 2 < p.rows;
+            const char* plane = at + p.halves_at() + (8 * s + g) * p.half_stride() + column * 2 + i * 32 + t * 8;
+            mma_halves(c[s], a, used ? load8(plane) : uint2{0, 0});
+        }
+    }
+}
+
+// BF16 and F32 in plain float arithmetic: eight weights of a lane at a time, four columns of rows g and g + 8.  The four lanes of
+// a quad hold the sums of different columns.
+template <int FORMAT, int ROWS>
+PS_DEVICE void piece_floats(const char* piece, int lane, const char* at, const InputPlan& p, int column, float (&v)[ROWS][2]) {
+    const int t = lane % 4;
+    for (int i = 0; i < piece_columns(FORMAT) / 16; i++) {
+        float w[2][4];  // [half][column]
+        if (FORMAT == BF16) {
+            const uint4 raw = load16(piece + i * 512 + lane * 16);
+            const u32 r[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                w[k % 2][k / 2 * 2] = bits_float(r[k] << 16), w[k % 2][k / 2 * 2 + 1] = bits_float(r[k] & 0xffff0000);
+        } else {
+            const uint4 a = load16(piece + i * 1024 + lane * 32), b = load16(piece + i * 1024 + lane * 32 + 16);
+            w[0][0] = bits_float(a.x), w[0][1] = bits_float(a.y), w[1][0] = bits_float(a.z), w[1][1] = bits_float(a.w);
+            w[0][2] = bits_float(b.x), w[0][3] = bits_float(b.y), w[1][2] = bits_float(b.z), w[1][3] = bits_float(b.w);
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= p.rows) break;
+            const float* plane = reinterpret_cast<const float*>(at + p.floats_at() + r * p.float_stride());
+            const float4 x = *reinterpret_cast<const float4*>(plane + column + i * 16 + t * 4);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                v[r][h] = fmaf(w[h][0], x.x, v[r][h]), v[r][h] = fmaf(w[h][1], x.y, v[r][h]);
+                v[r][h] = fmaf(w[h][2], x.z, v[r][h]), v[r][h] = fmaf(w[h][3], x.w, v[r][h]);
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+"""What an engine with these options would take of memory, before anything is loaded."""
+
+from typing import Final
+
+from penstock.backend.base import Backend
+from penstock.backend.state import StateLayout
+from penstock.engine.options import EngineOptions
+from penstock.machine.memory import Memory, read_memory
+from penstock.model import architecture
+from penstock.storage.plan import Needs, Plan, plan_for_context
+from penstock.weights.checkpoint import Checkpoint
+
+PER_TOKEN: Final = (
+    720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
+)
+
+
+def state_layout(checkpoint: Checkpoint, options: EngineOptions, context: int) -> StateLayout:
+    """What a session of so many tokens keeps."""
+    return architecture(checkpoint.config).state_layout(
+        checkpoint, kv_dtype=options.kv_dtype, context=context, max_rewind=options.max_rewind
+    )
+
+
+def make_engine_plan(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    backend: Backend,
+    context: int | None,
+    memory: Memory | None = None,
+) -> tuple[Plan, int]:
+    """What goes where, and how long the context may be (context: how long it must be)."""
+    memory = memory or read_memory()
+    described = architecture(checkpoint.config)
+
+    def work(rows: int) -> int:
+        return described.step_bytes(checkpoint, backend, rows, options.simulate_low_precision)
+
+    def needs(length: int) -> Needs:
+        layout = state_layout(checkpoint, options, length)
+        # One session fills the context; the others have an eighth of it.
+        state = layout.live_bytes(length) + (options.sessions - 1) * layout.live_bytes(length // 8)
+        return Needs(backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size, state, work)
+
+    return plan_for_context(
+        checkpoint,
+        needs,
+        budget=memory.safe_budget() if options.memory == "auto" else options.memory_bytes,
+        mode=options.streaming,
+        chunk=options.prefill_chunk,
+        context=context,
+        memory=memory,
+    )

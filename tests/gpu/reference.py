@@ -1,0 +1,59 @@
+"""Plain float64 versions of what the kernels compute, from the formulas of the model's description."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.weights import types
+from penstock.weights.quants import dequantize
+from penstock.weights.random_blocks import random_blocks
+from penstock.weights.types import WeightType
+
+Floats = NDArray[np.float64]
+
+
+def random_weights(kind: WeightType, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
+    """Stored rows [rows, row bytes] that decode to numbers of mean 0 and standard deviation 0.02."""
+    blocks = rows * columns // kind.block
+    if kind is types.BF16 or kind is types.F32 or kind is types.F16:
+        blocks = rows * columns
+    return random_blocks(kind, 0.02)(np.random.default_rng(seed), blocks).reshape(rows, -1).copy()
+
+
+def decoded(raw: NDArray[np.uint8], kind: WeightType) -> Floats:
+    return dequantize(raw, kind).astype(np.float64)
+
+
+def random_inputs(rows: int, columns: int, seed: int) -> NDArray[np.float32]:
+    """Numbers with a few large ones among them, as activations have."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, columns)) * np.exp(rng.standard_normal((rows, columns)))
+    return x.astype(np.float32)
+
+
+def as_digits(x: Floats) -> Floats:
+    """x as the integer kernels see it: whole multiples of the largest of every 256 / 32512."""
+    rows, columns = x.shape
+    padded = np.zeros((rows, -(-columns // 256) * 256))
+    padded[:, :columns] = x
+    cells = padded.reshape(rows, -1, 256)
+    scale = np.maximum(np.abs(cells).max(axis=2, keepdims=True) / 32512, 1e-38)
+    return (np.rint(cells / scale) * scale).reshape(rows, -1)[:, :columns]
+
+
+def rms_norm(x: Floats, weight: Floats | float, eps: float) -> Floats:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def swiglu(gate: Floats, up: Floats, limit: float) -> Floats:
+    gate = np.minimum(gate, limit)
+    return gate / (1 + np.exp(-gate)) * np.clip(up, -limit, limit)
+
+
+def router_scores(logits: Floats) -> Floats:
+    return np.sqrt(np.log1p(np.exp(logits)))
+
+
+def error(result: NDArray[np.float32], wanted: Floats) -> float:
+    """Largest difference, as a share of the largest number wanted.  Never passes with NaN."""
+    difference = np.abs(result.astype(np.float64) - wanted).max()
+    return float(difference / np.abs(wanted).max()) if np.isfinite(result).all() else float("inf")

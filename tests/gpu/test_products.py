@@ -1,0 +1,216 @@
+"""Products with packed weights against float64, and the same bits for a row whatever stands beside it."""
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.backend.cuda import layouts, weights
+from penstock.backend.cuda.products import Dense, DigitVectors, Down, GateUp, Router
+from penstock.weights import types
+from penstock.weights.types import WeightType
+from tests.gpu import reference as ref
+
+KINDS = list(layouts.LAYOUTS)
+DENSE = [kind for kind in KINDS if kind is not types.IQ2_XXS]
+EXPERTS = [types.IQ2_XXS, types.Q2_K, types.Q4_K, types.MXFP4, types.Q8_0]
+FLOATS = (types.F16, types.BF16, types.F32)
+
+# Inputs have 16 bits: half a step of 1 / 32512 of the largest of 256, which averages out over a row.
+AGAINST_INPUTS, AGAINST_DIGITS = 2e-4, 6e-6
+
+
+def ids(kind: WeightType) -> str:
+    return kind.name
+
+
+def on_card(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    return torch.from_numpy(array).cuda()
+
+
+def poisoned(*shape: int) -> torch.Tensor:
+    return torch.full(shape, float("nan"), device="cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=ids)
+@pytest.mark.parametrize(("rows", "columns"), [(32, 256), (48, 1024), (37, 768)])
+def test_repacking_on_the_card_is_the_layout(kind: WeightType, rows: int, columns: int) -> None:
+    raw = ref.random_weights(kind, rows, columns, 1)
+    packed = weights.repack(on_card(raw), kind, rows, columns)
+    assert np.array_equal(packed.data.cpu().numpy(), layouts.pack(raw, kind).reshape(-1))
+
+
+def test_repacking_pairs_and_experts() -> None:
+    gate, up = (ref.random_weights(types.IQ2_XXS, 3 * 32, 512, seed) for seed in (1, 2))
+    packed = weights.repack_pair(on_card(gate), on_card(up), types.IQ2_XXS, 32, 512, 3)
+    wanted = layouts.interleave(layouts.pack(gate, types.IQ2_XXS), layouts.pack(up, types.IQ2_XXS))
+    assert np.array_equal(packed.data.cpu().numpy(), wanted.reshape(-1))
+
+
+@pytest.mark.parametrize("kind", DENSE, ids=ids)
+@pytest.mark.parametrize(("rows", "columns"), [(64, 256), (256, 1024), (1536, 4096), (80, 768), (512, 8192)])
+def test_dense_products(kind: WeightType, rows: int, columns: int) -> None:
+    raw = ref.random_weights(kind, rows, columns, 3)
+    packed = weights.repack(on_card(raw), kind, rows, columns)
+    n = 8 if columns < 8192 or kind not in FLOATS else 4
+    x = ref.random_inputs(n, columns, 4)
+    device_x = on_card(x)
+    first = None
+    for count in (n, 1, 2, 3, 5):
+        if count > n:
+            continue
+        out = poisoned(count, rows)
+        Dense([packed], device_x[:count], [out], count).launch()
+        result = out.cpu().numpy()
+        if first is None:
+            first = result
+            exact = x.astype(np.float64) if kind in FLOATS else ref.as_digits(x.astype(np.float64))
+            w = ref.decoded(raw, kind)
+            assert ref.error(result, exact @ w.T) < AGAINST_DIGITS
+            assert ref.error(result, x.astype(np.float64) @ w.T) < AGAINST_INPUTS
+        assert np.array_equal(result, first[:count]), f"{count} rows differ from {n}"
+
+
+def test_a_norm_on_the_way_in_and_several_matrices() -> None:
+    columns, eps = 4096, 1e-6
+    x, norm = ref.random_inputs(3, columns, 5), ref.random_inputs(1, columns, 6)[0]
+    kinds = [types.Q8_0, types.F16, types.F32, types.Q8_0]
+    raws = [
+        ref.random_weights(kind, rows, columns, rows)
+        for kind, rows in zip(kinds, (1024, 512, 24, 512), strict=True)
+    ]
+    matrices = [weights.repack(on_card(r), k, len(r), columns) for r, k in zip(raws, kinds, strict=True)]
+    outs = [poisoned(3, len(r)) for r in raws]
+    Dense(matrices, on_card(x), outs, 3, norm=on_card(norm), eps=eps).launch()
+    wanted = ref.rms_norm(x.astype(np.float64), norm.astype(np.float64), eps)
+    for raw, kind, out in zip(raws, kinds, outs, strict=True):
+        assert ref.error(out.cpu().numpy(), wanted @ ref.decoded(raw, kind).T) < AGAINST_INPUTS
+
+
+def test_grouped_products_and_digits_for_the_next() -> None:
+    """The two halves of an output projection: 8 groups of 512 → 64 each, then 512 → 96."""
+    groups, columns, rank, hidden = 8, 512, 64, 96
+    a = ref.random_weights(types.Q8_0, groups * rank, columns, 7)
+    b = ref.random_weights(types.Q8_0, hidden, groups * rank, 8)
+    x = ref.random_inputs(4, groups * columns, 9)
+    pack_a = weights.repack(on_card(a), types.Q8_0, rank, columns, groups)
+    pack_b = weights.repack(on_card(b), types.Q8_0, hidden, groups * rank)
+    for rows in (4, 1):
+        middle, out = DigitVectors(rows, groups * rank), poisoned(rows, hidden)
+        first = Dense([pack_a], on_card(x)[:rows], [middle.values], rows, digits=middle)
+        second = Dense([pack_b], middle, [out], rows)
+        for _ in range(2):  # counters must be back at zero
+            first.launch()
+            second.launch()
+        split = x[:rows].astype(np.float64).reshape(rows, groups, columns)
+        w = ref.decoded(a, types.Q8_0).reshape(groups, rank, columns)
+        wanted = np.einsum("rgc,gkc->rgk", split, w).reshape(rows, -1)
+        assert ref.error(middle.values.cpu().numpy(), wanted) < AGAINST_INPUTS
+        assert ref.error(out.cpu().numpy(), wanted @ ref.decoded(b, types.Q8_0).T) < 2 * AGAINST_INPUTS
+        assert not middle.counters.any()
+
+
+class Experts:
+    """A layer's experts, routed and shared, and what float64 makes of them."""
+
+    def __init__(self, up_kind: WeightType, down_kind: WeightType, hidden: int, width: int, experts: int):
+        self.up_kind, self.down_kind = up_kind, down_kind
+        self.hidden, self.width, self.experts, self.count, self.limit = hidden, width, experts, 6, 10.0
+        self.gate = ref.random_weights(up_kind, experts * width, hidden, 10)
+        self.up = ref.random_weights(up_kind, experts * width, hidden, 11)
+        self.down = ref.random_weights(down_kind, experts * hidden, width, 12)
+        self.shared = [
+            ref.random_weights(types.Q8_0, *shape, 13)
+            for shape in ((width, hidden), (width, hidden), (hidden, width))
+        ]
+        self.router = ref.random_weights(types.F16, experts, hidden, 14)
+        self.bias = np.random.default_rng(15).standard_normal(experts).astype(np.float32) * 0.1
+        gate, up, down = (on_card(raw) for raw in (self.gate, self.up, self.down))
+        self.gate_up = weights.repack_pair(gate, up, up_kind, width, hidden, experts)
+        self.packed_down = weights.repack(down, down_kind, hidden, width, experts)
+        q8 = types.Q8_0
+        shared = [on_card(raw) for raw in self.shared]
+        self.shared_gate_up = weights.repack_pair(shared[0], shared[1], q8, width, hidden)
+        self.shared_down = weights.repack(shared[2], q8, hidden, width)
+        self.packed_router = weights.repack(on_card(self.router), types.F16, experts, hidden)
+
+    def run(
+        self, x: torch.Tensor, table: torch.Tensor | None, tokens: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        rows = len(x)
+        logits, out = poisoned(rows, self.experts), poisoned(rows, self.hidden)
+        acts, shared_acts = DigitVectors(rows * self.count, self.width, 64), DigitVectors(rows, self.width)
+        bias = None if table is not None else on_card(self.bias)
+        router = Router(logits, self.count, 1.5, bias, table, tokens)
+        first = Dense(
+            [self.shared_gate_up, self.packed_router],
+            x,
+            [shared_acts.values, logits],
+            rows,
+            digits=shared_acts,
+            limit=self.limit,
+        )
+        up = GateUp(self.gate_up, router, x, acts, rows, limit=self.limit)
+        down = Down(self.packed_down, router, acts, out, rows, self.shared_down, shared_acts)
+        for _ in range(2):
+            for kernel in (first, up, down):
+                kernel.launch()
+        assert not acts.counters.any()
+        return out, logits
+
+    def wanted(
+        self, x: ref.Floats, logits: ref.Floats, table: np.ndarray | None, tokens: np.ndarray | None
+    ) -> ref.Floats:  # type: ignore[type-arg]
+        shape = (self.experts, self.width, self.hidden)
+        gate, up = (ref.decoded(raw, self.up_kind).reshape(shape) for raw in (self.gate, self.up))
+        down = ref.decoded(self.down, self.down_kind).reshape(self.experts, self.hidden, self.width)
+        g, u, d = (ref.decoded(raw, types.Q8_0) for raw in self.shared)
+        out = ref.swiglu(x @ g.T, x @ u.T, self.limit) @ d.T
+        for r in range(len(x)):
+            scores = ref.router_scores(logits[r])
+            chosen = np.argsort(-(scores + self.bias), kind="stable")[: self.count]
+            if table is not None and tokens is not None:
+                chosen = table[tokens[r]]
+            w = scores[chosen] / scores[chosen].sum() * 1.5
+            for e, weight in zip(chosen, w, strict=True):
+                out[r] += weight * (ref.swiglu(gate[e] @ x[r], up[e] @ x[r], self.limit) @ down[e].T)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "hidden", "width"),
+    [
+        (types.IQ2_XXS, types.Q2_K, 4096, 2048),
+        (types.IQ2_XXS, types.Q2_K, 256, 256),
+        (types.Q4_K, types.Q4_K, 1024, 512),
+        (types.MXFP4, types.MXFP4, 1024, 512),
+        (types.Q8_0, types.Q8_0, 512, 288),
+        (types.Q2_K, types.IQ2_XXS, 768, 512),
+    ],
+    ids=lambda v: v.name if isinstance(v, WeightType) else str(v),
+)
+def test_experts(up: WeightType, down: WeightType, hidden: int, width: int) -> None:
+    layer = Experts(up, down, hidden, width, 32)
+    x = ref.random_inputs(8, hidden, 20)
+    device_x = on_card(x)
+    first = None
+    for rows in (8, 1, 2, 5, 3):
+        out, logits = layer.run(device_x[:rows], None, None)
+        result = out.cpu().numpy()
+        if first is None:
+            first = result
+            w = ref.decoded(layer.router, types.F16)
+            assert ref.error(logits.cpu().numpy(), x.astype(np.float64) @ w.T) < AGAINST_DIGITS
+            wanted = layer.wanted(x.astype(np.float64), logits.cpu().numpy().astype(np.float64), None, None)
+            assert ref.error(result, wanted) < 2 * AGAINST_INPUTS
+        assert np.array_equal(result, first[:rows]), f"{rows} rows differ from 8"
+
+
+def test_experts_by_token() -> None:
+    layer = Experts(types.IQ2_XXS, types.Q2_K, 512, 256, 32)
+    rng = np.random.default_rng(30)
+    table = np.stack([rng.choice(32, 6, replace=False) for _ in range(10)]).astype(np.int32)
+    tokens = np.array([3, 9, 3], np.int32)
+    x = ref.random_inputs(3, 512, 31)
+    out, logits = layer.run(on_card(x), on_card(table), on_card(tokens))
+    wanted = layer.wanted(x.astype(np.float64), logits.cpu().numpy().astype(np.float64), table, tokens)
+    assert ref.error(out.cpu().numpy(), wanted) < 2 * AGAINST_INPUTS
