@@ -1,19 +1,26 @@
 """Heat: how often experts were used lately, and the map that an engine shows of them."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
+from penstock.pocket import pocket_path
 from penstock.storage.heat import HALF_LIFE, OLDEST, Heat
 from penstock.storage.streamed import StreamedExperts
-from penstock.pocket import pocket_path
 
-SMALL = {"threads": 1, "context": 256, "memory": 372 << 20, "streaming": "direct", "policy": "lru"}
 PROMPT = list(range(100, 140))
 GREEDY = Sampling(temperature=0.0)
+
+
+def streaming() -> Engine:
+    """With memory for some of the pocket model's experts."""
+    options: dict[str, Any] = {"threads": 1, "context": 256, "streaming": "direct", "policy": "lru"}
+    plan = Engine(pocket_path(), load=False, **options, memory="8GiB").plan
+    return Engine(pocket_path(), **options, memory=plan.smallest + plan.experts_total // 3)
 
 
 class Clock:
@@ -55,7 +62,7 @@ def test_what_lies_idle_for_long_is_cold() -> None:
 
 
 def test_a_streaming_engine_shows_what_its_cache_holds() -> None:
-    with Engine(pocket_path(), **SMALL) as engine:  # type: ignore[arg-type]
+    with streaming() as engine:
         session = engine.session()
         session.feed(PROMPT)
         for token in range(5):
@@ -86,7 +93,7 @@ def test_a_parked_engine_has_no_map() -> None:
 
 
 def test_whoever_watches_need_not_wait_and_disturbs_nobody() -> None:
-    with Engine(pocket_path(), **SMALL) as engine:  # type: ignore[arg-type]
+    with streaming() as engine:
         done = threading.Event()
         seen: list[object] = []
 
