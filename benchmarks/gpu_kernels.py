@@ -119,7 +119,7 @@ class Step:
         )
         self.gate_up = GateUp(layer.gate_up, router, x, acts, rows, norm, eps, stages=tune.get("up", 3))
         self.down = Down(
-            layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 2)
+            layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 3)
         )
 
     def chain(self) -> None:

@@ -7,7 +7,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.environment import VARIABLES
 from penstock.option import Option, options_of
-from penstock.server.settings import Settings
+from penstock.server.http.settings import Settings
 
 SECTIONS = (
     (

@@ -10,7 +10,7 @@ import argparse
 from random import Random
 
 import penstock
-from penstock.chat.render import render
+from penstock.chat.deepseek_v4.render import render
 from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path
 from pocket.data import MIXTURE, problem

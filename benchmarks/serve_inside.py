@@ -15,9 +15,10 @@ from typing import Any
 
 import penstock
 from benchmarks.children import ROOT, ChildError
-from penstock.engine.requests import Failed, Reading, Request, Update
+from penstock.engine.prefix_cache import PrefixCache
+from penstock.engine.requests import Failed, Request, Update
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.session_pool import SessionPool
+from penstock.engine.steps import Step
 
 
 def inside(
@@ -53,7 +54,7 @@ def generated(engine: penstock.Engine, prompt: list[int], tokens: int) -> float:
 def scheduled(engine: penstock.Engine, prompts: list[list[int]], tokens: int) -> float:
     """Tokens per second after the first of each, all streams together."""
     sampling = penstock.Sampling(temperature=0, ignore_eos=True)
-    scheduler = Scheduler(engine, len(prompts), pool=SessionPool(engine, 1 << 30))
+    scheduler = Scheduler(engine, len(prompts), prefix_cache=PrefixCache(engine, 1 << 30))
     happened: queue.SimpleQueue[tuple[float, Update]] = queue.SimpleQueue()
 
     def tell(update: Update) -> None:
@@ -68,7 +69,7 @@ def scheduled(engine: penstock.Engine, prompts: list[list[int]], tokens: int) ->
         at, update = happened.get()
         if isinstance(update, Failed):
             raise update.error
-        if not isinstance(update, Reading):
+        if isinstance(update, Step):
             times.append(at)
             ended += update.finish_reason is not None
     scheduler.stop()

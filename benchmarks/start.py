@@ -1,4 +1,4 @@
-"""What it costs to begin: the time from starting a process to its first token, and memory before weights and sessions.
+"""What it costs to begin: the time from a process's start to its first token, and memory before weights and sessions.
 
     python -m benchmarks.start                 the pocket model, best and median of ten starts
     python -m benchmarks.start --install       also: what `pip install .` puts into an empty environment (minutes)

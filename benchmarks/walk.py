@@ -9,7 +9,7 @@ Found by tracing calls, after a first step or request has made what is made once
 import argparse
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +67,12 @@ def decode_step() -> Walk:
     """One token of `engine.generate`, with the pocket model."""
     walk = Walk()
     with penstock.Engine(pocket_path(), draft="off") as engine:
-        steps = engine.generate(engine.tokenizer.encode("Once upon a time"), 8, penstock.Sampling(temperature=0))
-        for _ in range(3):
+        steps = engine.generate(
+            engine.tokenizer.encode("Once upon a time"),
+            200,
+            penstock.Sampling(temperature=0, ignore_eos=True),
+        )
+        for _ in range(150):  # by now every expert has been used
             next(steps)
         with walk.taken():
             next(steps)
@@ -81,20 +85,18 @@ def chat_request() -> Walk:
 
     from penstock.server.http.app import create_app
     from penstock.server.http.settings import Settings
+    from penstock.server.service import Service
 
     walk = Walk()
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": True}
-
-    def ask(client: TestClient) -> None:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            response.read()
-
-    with penstock.Engine(pocket_path(), draft="off") as engine:
-        client: Callable[..., TestClient] = TestClient
-        with walk.taken(), client(create_app(engine, Settings())) as opened:
-            ask(opened)
-            walk.entered.clear()
-            ask(opened)
+    with penstock.Engine(pocket_path(), draft="off") as engine, walk.taken():
+        # Made inside, because the server's threads are watched from their beginning.
+        with TestClient(create_app(Service(engine, Settings()))) as client:
+            for _ in range(2):
+                walk.entered.clear()
+                with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                    response.read()
+                    response.raise_for_status()
     return walk
 
 

@@ -3,10 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from penstock.chat.parse import Parser
-from penstock.chat.render import render
-from penstock.chat.token_parser import TokenParser
-from penstock.chat.turn import Turn
+from penstock.chat.driver import ChatDriver
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from pocket.data import Answer, Problem
@@ -19,28 +16,19 @@ class _Attempt:
     """One problem on its way to an answer."""
 
     def __init__(self, engine: Engine, problem: Problem, max_tokens: int):
-        prompt = render(problem.conversation)
-        self.ids = prompt.ids(engine.tokenizer)
+        self.reply = ChatDriver(engine).reply(problem.conversation, GREEDY)
+        self.ids = self.reply.prompt.ids
         self.session = engine.session()
-        self.generation = engine.generation(self.session, self.ids, max_tokens, GREEDY)
-        tools = bool(problem.conversation.tools)
-        self.parser = TokenParser(engine.tokenizer, Parser(thinking=prompt.thinking, tools=tools))
-        self.turn = Turn(thinking=prompt.thinking)
-        self.reason: str | None = None
-        self.tokens: list[int] = []
+        self.generation = engine.generation(self.session, self.ids, max_tokens, self.reply.sampling)
 
     def advance(self, logits: object) -> None:
-        step = self.generation.next(logits)  # type: ignore[arg-type]
-        self.tokens.append(step.token)
-        self.turn.add(self.parser.push(step.token))
-        self.reason = "stop" if self.parser.finished else step.finish_reason
-        if self.reason is not None:
-            self.turn.add(self.parser.finish(self.reason))
+        self.reply.push(self.generation.next(logits))  # type: ignore[arg-type]
 
     def answer(self) -> Answer:
-        calls = [(call.name, json.loads(call.arguments)) for call in self.turn.calls]
-        ended = self.reason == "stop"
-        return Answer("".join(self.turn.reasoning), "".join(self.turn.content), calls, finished=ended)
+        turn = self.reply.turn
+        calls = [(call.name, json.loads(call.arguments)) for call in turn.calls]
+        ended = turn.finish_reason != "length"
+        return Answer("".join(turn.reasoning), "".join(turn.content), calls, finished=ended)
 
 
 def answers(engine: Engine, problems: Sequence[Problem], max_tokens: int = 400) -> list[Answer]:
@@ -53,6 +41,6 @@ def answers(engine: Engine, problems: Sequence[Problem], max_tokens: int = 400) 
             logits = engine.feed([(attempt.session, ids) for attempt, ids in waiting])
             for (attempt, _), row in zip(waiting, logits, strict=True):
                 attempt.advance(row)
-            waiting = [(a, a.tokens[-1:]) for a, _ in waiting if a.reason is None]
+            waiting = [(a, a.reply.tokens[-1:]) for a, _ in waiting if not a.reply.finished]
         result.extend(attempt.answer() for attempt in attempts)
     return result

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from penstock.chat.deepseek_v4.render import render
 from penstock.chat.messages import Conversation, Role
-from penstock.chat.render import render
 from penstock.tokenizer import Tokenizer, tokenizer_from_json
 from pocket.config import ALIGN, Batch
 from pocket.data import conversations, sample

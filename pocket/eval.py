@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from penstock.chat.deepseek_v4.render import render
 from penstock.chat.messages import Thinking
-from penstock.chat.render import render
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path

@@ -15,7 +15,7 @@ from benchmarks.serve_cases import MIB, Bench, Counts, Row, at_least, at_most, g
 from benchmarks.serve_client import CHAT_DONE, Ask, Heard, Lane, heard_from, play
 from benchmarks.served import Memory, Served
 from benchmarks.tool_leaks import ask, leaks, tally, turns
-from penstock.chat.markers import DSML
+from penstock.chat.deepseek_v4.markers import DSML
 from penstock.errors import OptionError
 
 COUNTS = Counts(1, 1.0, 1, 4, 1, "none", Path("unused"), keep=False)

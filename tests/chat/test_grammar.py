@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.events import coalesced
-from penstock.chat.grammar import hold
-from penstock.chat.markers import DSML, END_THINK
+from penstock.chat.deepseek_v4.grammar import turn_constraint
+from penstock.chat.deepseek_v4.markers import DSML, END_THINK
+from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, CLOSE_BLOCK, OPEN_BLOCK, call_blocks, marked
+from penstock.chat.events import Turn
+from penstock.chat.json_schema import Forms, forms, parameters
 from penstock.chat.messages import Conversation, Message, Role, ToolCall
-from penstock.chat.parse import Parser
-from penstock.chat.pieces import Prompt
-from penstock.chat.schema_shape import Forms, forms, parameters
-from penstock.chat.token_parser import TokenParser
-from penstock.chat.tool_text import BEFORE_BLOCK, CLOSE_BLOCK, OPEN_BLOCK, call_blocks, marked
-from penstock.chat.turn import Turn
+from penstock.chat.prompt import Prompt
 from penstock.engine.constraint import Constraint
 from penstock.errors import OptionError
+from tests.chat.reading import push_all, reply_for
 from tests.engine.random_answers import answer, constraints, tokenizer
 
 WEATHER = {
@@ -85,7 +83,7 @@ def conversation(*tools: dict[str, Any], **options: Any) -> Conversation:
 
 
 def held_by(asked: Conversation, **how: Any) -> Constraint:
-    found = hold(constraints(), asked, **{"thinking": False, **how})
+    found = turn_constraint(constraints(), asked, **{"thinking": False, **how})
     assert found is not None
     return found
 
@@ -96,11 +94,9 @@ def ids(text: str) -> list[int]:
 
 
 def turn_of(tokens: list[int], **options: Any) -> Turn:
-    reader = TokenParser(tokenizer(), Parser(**{"thinking": False, "tools": True, **options}))
-    turn = Turn(options.get("thinking", False))
-    turn.add(coalesced([event for token in tokens for event in reader.push(token)]))
-    turn.add(reader.finish("stop"))
-    return turn
+    reply = reply_for(tokenizer(), **options)
+    push_all(reply, tokenizer(), tokens)
+    return reply.turn
 
 
 def allows(held: Constraint, tokens: list[int]) -> bool:
@@ -275,7 +271,7 @@ def test_a_schema_that_cannot_be_used(schema: dict[str, Any]) -> None:
     assert not allows(held_by(asked), call("b", "[true]")), "the others are held as before"
     assert not allows(held_by(asked), call("a", "[1]"))
     with pytest.raises(OptionError, match="tools: the parameters of 'odd'"):
-        hold(constraints(), asked, thinking=False, force_call=True)
+        turn_constraint(constraints(), asked, thinking=False, force_call=True)
 
 
 def test_names_that_no_call_can_hold() -> None:
@@ -288,7 +284,7 @@ def test_names_that_no_call_can_hold() -> None:
         ),
     )
     with pytest.raises(OptionError, match="tools: no name"):
-        hold(constraints(), conversation({"name": "a>b"}), thinking=False)
+        turn_constraint(constraints(), conversation({"name": "a>b"}), thinking=False)
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"additionalProperties": True}, "nonsense"])
@@ -329,7 +325,7 @@ def test_any_object_where_no_form_is_demanded() -> None:
         assert allows(held_by(asked), tokenizer().encode('{"any": [1, {"thing": null}]}'))
         assert not allows(held_by(asked), tokenizer().encode("[1]"))
     assert not allows(held_by(conversation(response_schema=JOB)), tokenizer().encode('{"any": 1}'))
-    assert hold(constraints(), conversation(), thinking=False) is None
+    assert turn_constraint(constraints(), conversation(), thinking=False) is None
 
 
 @pytest.mark.parametrize(
@@ -371,13 +367,13 @@ def test_json_that_is_begun_is_continued() -> None:
     held = held_by(conversation(response_schema=JOB), begun='{"n":')
     assert isinstance(json.loads('{"n":' + tokenizer().decode(answer(held, 2)))["n"], int)
     with pytest.raises(OptionError, match="messages"):
-        hold(constraints(), conversation(response_schema=JOB), thinking=False, begun="Sure: ")
+        turn_constraint(constraints(), conversation(response_schema=JOB), thinking=False, begun="Sure: ")
 
 
 def test_a_schema_that_is_wrong_is_named() -> None:
     asked = conversation(response_schema={"type": "colour"}, schema_field="text.format.schema")
     with pytest.raises(OptionError, match=r"text\.format\.schema: Invalid type: colour"):
-        hold(constraints(), asked, thinking=False)
+        turn_constraint(constraints(), asked, thinking=False)
 
 
 def test_what_is_not_supported_is_left_out() -> None:
@@ -390,7 +386,7 @@ def test_schemas_too_deep_are_refused() -> None:
     for _ in range(5_000):
         deep = {"items": deep}
     with pytest.raises(OptionError, match="deep"):
-        hold(constraints(), conversation(response_schema=deep), thinking=False)
+        turn_constraint(constraints(), conversation(response_schema=deep), thinking=False)
 
 
 # ── shapes ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from penstock.chat.deepseek_v4.parse import Parser
 from penstock.chat.events import (
     ArgumentsDelta,
     Done,
@@ -13,11 +14,9 @@ from penstock.chat.events import (
     ToolCallStarted,
 )
 from penstock.chat.messages import ToolCall
-from penstock.chat.parse import Parser
-from penstock.chat.token_parser import TokenParser
 from penstock.errors import OptionError
 from penstock.tokenizer import Tokenizer, byte_tokenizer_metadata, tokenizer_from_gguf
-from tests.chat.reading import D, events_of, message_of, parser
+from tests.chat.reading import D, events_of, message_of, parser, push_all, reply_for
 
 BLOCK = (
     f'\n\n<{D}tool_calls>\n<{D}invoke name="f">\n<{D}parameter name="a" string="true">q"</{D}parameter>\n'
@@ -105,11 +104,11 @@ def test_stop_strings_end_the_answer_only() -> None:
     assert events_of("END</think>one END two", thinking=True, stop=["END"]) == [
         ReasoningDelta("END"),
         TextDelta("one "),
-        Done("stop"),
+        Done("stop", "END"),
     ]
     assert events_of(f"one EN{BLOCK}", stop=["END", "invoke"]) == [TextDelta("one EN"), *CALLS]
-    assert events_of(f"END{BLOCK}", stop=["END"]) == [Done("stop")]
-    assert events_of("a\n", stop=["\n"]) == [TextDelta("a"), Done("stop")]
+    assert events_of(f"END{BLOCK}", stop=["END"]) == [Done("stop", "END")]
+    assert events_of("a\n", stop=["\n"]) == [TextDelta("a"), Done("stop", "\n")]
 
 
 @pytest.mark.parametrize(
@@ -162,10 +161,8 @@ class TestTokens:
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_gguf(byte_tokenizer_metadata(400))
 
-    def read(self, tokenizer: Tokenizer, ids: list[int], **options: object) -> list[object]:
-        reader = TokenParser(tokenizer, parser(**options))
-        events = [event for token in ids for event in reader.push(token)]
-        return [*events, *reader.finish("stop")]
+    def read(self, tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[object]:
+        return list(push_all(reply_for(tokenizer, **options), tokenizer, ids))
 
     def test_markers_by_id_and_spelled_out_are_the_same(self, tokenizer: Tokenizer) -> None:
         text = f"Hm é\n</think>ok{BLOCK}"
@@ -181,8 +178,7 @@ class TestTokens:
 
     def test_markers_out_of_place_are_dropped_and_eos_ends(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("a<｜User｜>b<think><｜end▁of▁sentence｜>c", special=True)
-        reader = TokenParser(tokenizer, parser())
-        events = [event for token in ids for event in reader.push(token)]
-        assert events == [TextDelta("a"), TextDelta("b")]
-        assert reader.finished
-        assert tokenizer.decode(reader.tokens) == "a<｜User｜>b<think>"
+        reply = reply_for(tokenizer)
+        assert push_all(reply, tokenizer, ids) == [TextDelta("a"), TextDelta("b"), Done("stop")]
+        assert reply.finished
+        assert tokenizer.decode(reply.tokens) == "a<｜User｜>b<think>"

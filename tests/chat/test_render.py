@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from penstock.chat.messages import Conversation, Encoding, Message, Role, Thinking, ToolCall
-from penstock.chat.render import forced_call_prefix, render
+from penstock.chat.deepseek_v4.render import Encoding, render
+from penstock.chat.deepseek_v4.tools import forced_call_prefix
+from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.chat.saved import conversation_from_json
 from penstock.errors import OptionError, TokenError
 from penstock.tokenizer import Tokenizer, byte_tokenizer_metadata, tokenizer_from_gguf, tokenizer_from_json

@@ -3,10 +3,10 @@
 import sqlite3
 from pathlib import Path
 
+from penstock.chat.deepseek_v4 import DeepSeekV4Format
+from penstock.chat.deepseek_v4.render import render
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.chat.remembered import Remembered
-from penstock.chat.render import render
-from penstock.chat.replay import Replay
+from penstock.chat.replay import LruStore, Replay
 from penstock.pocket import pocket_path
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf
 from penstock.weights.opening import open_checkpoint
@@ -22,8 +22,8 @@ CALL = ToolCall("call_1", "f", '{"a": [1,2]}', raw=RAW)
 TOOLS = ({"name": "f", "parameters": {"type": "object"}},)
 
 
-def replay(memory: Remembered | None = None, model: str = "m") -> Replay:
-    return Replay(model, TOKENIZER.vocab_size, memory or Remembered())
+def replay(memory: LruStore | None = None, model: str = "m") -> Replay:
+    return Replay(DeepSeekV4Format(), model, TOKENIZER.vocab_size, memory or LruStore())
 
 
 def user(text: str) -> Message:
@@ -135,25 +135,25 @@ def test_landmarks() -> None:
 
 def test_it_outlives_the_process(tmp_path: Path) -> None:
     file = tmp_path / "deeper" / "said.sqlite"
-    one = Remembered(file)
+    one = LruStore(file)
     one.set("a", b"1")
-    two = Remembered(file)  # another process
+    two = LruStore(file)  # another process
     assert (two.get("a"), two.get("b")) == (b"1", None)
     one.set("a", b"2")
     one.close()
-    assert Remembered(file).get("a") == b"2"
+    assert LruStore(file).get("a") == b"2"
     one.set("c", b"3")  # closed: only in memory
-    assert (one.get("c"), Remembered(file).get("c")) == (b"3", None)
+    assert (one.get("c"), LruStore(file).get("c")) == (b"3", None)
 
 
 def test_it_is_bounded(tmp_path: Path) -> None:
-    memory = Remembered(most=3)
+    memory = LruStore(max_entries=3)
     for name in "abcd":
         memory.set(name, b"x")
         memory.get("a")
     assert [memory.get(name) for name in "abcd"] == [b"x", None, b"x", b"x"]
     file = tmp_path / "said.sqlite"
-    memory = Remembered(file, most=10)
+    memory = LruStore(file, max_entries=10)
     for number in range(600):
         memory.set(str(number), b"x")
     memory.close()
@@ -165,19 +165,19 @@ def test_it_is_bounded(tmp_path: Path) -> None:
 def test_what_is_not_ours_is_replaced_and_what_cannot_be_is_left(tmp_path: Path) -> None:
     file = tmp_path / "said.sqlite"
     file.write_bytes(b"not a database, but long enough to look like one" * 50)
-    memory = Remembered(file)
+    memory = LruStore(file)
     memory.set("a", b"1")
-    assert Remembered(file).get("a") == b"1"
+    assert LruStore(file).get("a") == b"1"
     blocked = tmp_path / "file"
     blocked.touch()
-    without = Remembered(blocked / "said.sqlite")
+    without = LruStore(blocked / "said.sqlite")
     without.set("a", b"1")
     assert without.get("a") == b"1"
 
 
 def test_tokens_that_are_none_are_not_used(tmp_path: Path) -> None:
     file = tmp_path / "said.sqlite"
-    memory = replay(Remembered(file))
+    memory = replay(LruStore(file))
     prompt = render(Conversation((user("Hello"),))).encode(TOKENIZER)
     memory.remember(prompt, Message(Role.ASSISTANT, "hi"), [1])
     back = Conversation((user("Hello"), Message(Role.ASSISTANT, "hi"), user("x")))
@@ -185,5 +185,5 @@ def test_tokens_that_are_none_are_not_used(tmp_path: Path) -> None:
     for value in (b"", b"123", b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", "text", None):
         with sqlite3.connect(file) as database:
             database.execute("UPDATE remembered SET value = ?", (value,))
-        found = render(back).encode(TOKENIZER, replay(Remembered(file)).recall).ids
+        found = render(back).encode(TOKENIZER, replay(LruStore(file)).recall).ids
         assert found == plain or value == b""  # nothing at all is a way to say "hi", if an odd one

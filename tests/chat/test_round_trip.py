@@ -7,13 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.chat.deepseek_v4.render import render
 from penstock.chat.events import ArgumentsDelta, ReasoningDelta, TextDelta
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.chat.render import render
-from penstock.chat.token_parser import TokenParser
-from penstock.chat.turn import Turn
 from penstock.tokenizer import byte_tokenizer_metadata, tokenizer_from_gguf
-from tests.chat.reading import D, events_of, message_of, parser
+from tests.chat.reading import D, events_of, message_of, push_all, reply_for
 
 TOKENIZER = tokenizer_from_gguf(byte_tokenizer_metadata(400))
 TOOL = {"name": "f"}
@@ -171,11 +169,8 @@ def test_replay_gives_the_sampled_tokens(
         *TOKENIZER.encode(body + ("\n\n<" if block else "")),
         *(TOKENIZER.encode(f"{D}tool_calls>{block}", special=True) if block else []),
     ]
-    reader = TokenParser(TOKENIZER, parser(thinking=prompt.thinking))
-    turn = Turn(thinking=prompt.thinking)
-    for token in sampled:
-        turn.add(reader.push(token))
-    turn.add(reader.finish("stop"))
-    answered = Conversation((question, turn.message()), tools=(TOOL,), thinking=Thinking.LOW)
+    reply = reply_for(TOKENIZER, thinking=True)
+    push_all(reply, TOKENIZER, sampled)
+    answered = Conversation((question, reply.message()), tools=(TOOL,), thinking=Thinking.LOW)
     again = render(answered, generate=False).ids(TOKENIZER)
     assert again == [*prompt.ids(TOKENIZER), *sampled, *TOKENIZER.eos_ids]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.chat.messages import Conversation, Encoding, Message, Role, Thinking, ToolCall
+from penstock.chat.deepseek_v4.render import Encoding
+from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.chat.saved import conversation_from_json, conversation_to_json
 from penstock.errors import SnapshotError
 

@@ -33,9 +33,9 @@ def look_for_it() -> None:
     from penstock import Engine, EngineOptions, OptionError
     from penstock.cli.main import app
     from penstock.pocket import pocket_path
-    from penstock.server.app import create_app
+    from penstock.server.http.app import create_app
     from penstock.server.service import Service
-    from penstock.server.settings import Settings
+    from penstock.server.http.settings import Settings
 
     declared: Any = EngineOptions
     assert declared(blue=9).blue == 9

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from penstock.chat.messages import Role, Thinking
 from penstock.chat.saved import conversation_from_json
 from penstock.cli.chat import parse_thinking
-from penstock.cli.showing import printable
+from penstock.cli.terminal import printable
 from penstock.errors import OptionError
 from penstock.weights.synth import synth
 
@@ -56,7 +57,7 @@ class Terminal:
             return False
         return True
 
-    def expect(self, text: str, seconds: float = 60) -> str:
+    def expect(self, text: str, seconds: float = 120) -> str:
         """Waits for `text` in what is new; returns what came before it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -73,12 +74,19 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self.terminal, text.encode())
 
+    def expect_anything(self, seconds: float = 120) -> None:
+        """Waits for anything that can be seen."""
+        end = time.monotonic() + seconds
+        while not ESCAPES.sub("", self.raw)[self.seen :].strip():
+            assert time.monotonic() < end
+            self.read(0.2)
+
     def interrupt(self, text: str) -> None:
         """Ctrl-C at the prompt.  One that comes while the line editor is still setting up is lost: repeat it."""
-        for _ in range(5):
+        for _ in range(20):
             self.send("\x03")
             try:
-                self.expect(text, seconds=4)
+                self.expect(text, seconds=6)
             except AssertionError:
                 continue
             return
@@ -92,7 +100,7 @@ class Terminal:
             or "State:\tZ" in Path(f"/proc/{self.process_id}/status").read_text()
         )
 
-    def status(self, seconds: float = 30) -> int:
+    def status(self, seconds: float = 120) -> int:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.read(0.05)
@@ -101,6 +109,15 @@ class Terminal:
                 self.process_id = 0
                 return os.waitstatus_to_exitcode(status)
         raise AssertionError("the program did not end")
+
+    def leave(self) -> None:
+        """Ctrl-C until the program ends; see `interrupt`."""
+        for _ in range(20):
+            self.send("\x03")
+            with suppress(AssertionError):
+                assert self.status(seconds=6) == 0
+                return
+        raise AssertionError("no interrupt ended the program")
 
     def close(self) -> None:
         if self.process_id:
@@ -172,10 +189,9 @@ def test_interrupts(model: Path, tmp_path: Path) -> None:
         terminal.expect("> ")
         terminal.send("hello\r")
         terminal.expect("hello\n")
-        terminal.read(5)
-        time.sleep(0.3)
+        terminal.expect_anything()  # it reads or answers: Ctrl-C stops that
         terminal.send("\x03")
-        terminal.expect("(stopped)")
+        terminal.expect("(stopped")
         terminal.expect("> ")
         terminal.interrupt("(Ctrl-C again or Ctrl-D to leave)")
         terminal.send("/think\r")
@@ -183,9 +199,7 @@ def test_interrupts(model: Path, tmp_path: Path) -> None:
         terminal.expect("> ")
         terminal.interrupt("(Ctrl-C again")
         terminal.expect("> ")
-        time.sleep(0.5)
-        terminal.send("\x03")
-        assert terminal.status() == 0
+        terminal.leave()
     finally:
         terminal.close()
 

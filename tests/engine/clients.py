@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from penstock.engine.engine import Engine
-from penstock.engine.requests import Failed, Reading, Request, Update
+from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
@@ -14,15 +14,23 @@ from penstock.engine.steps import Step
 class Client:
     """Keeps what a request is told."""
 
-    def __init__(self, prompt: list[int], max_tokens: int = 8, shared: int = 0, **sampling: object):
+    def __init__(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        shared: int = 0,
+        score: int | None = None,
+        **sampling: object,
+    ):
         self.updates: list[Update] = []
         self.over = threading.Event()
         options = Sampling(ignore_eos=True, **{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.request = Request(prompt, max_tokens, options, self.tell, shared)
+        self.request = Request(prompt, max_tokens, options, self.tell, shared, score=score)
 
     def tell(self, update: Update) -> None:
         self.updates.append(update)
-        if isinstance(update, Failed) or (isinstance(update, Step) and update.finish_reason):
+        ends = isinstance(update, Step) and update.finish_reason
+        if ends or isinstance(update, Failed) or (isinstance(update, Scored) and update.last):
             self.over.set()
 
     @property
@@ -30,8 +38,12 @@ class Client:
         return [update.token for update in self.updates if isinstance(update, Step)]
 
     @property
-    def readings(self) -> list[Reading]:
-        return [update for update in self.updates if isinstance(update, Reading)]
+    def scores(self) -> list[Step]:
+        return [step for update in self.updates if isinstance(update, Scored) for step in update.steps]
+
+    @property
+    def readings(self) -> list[PrefillProgress]:
+        return [update for update in self.updates if isinstance(update, PrefillProgress)]
 
     @property
     def failure(self) -> BaseException | None:

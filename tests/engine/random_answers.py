@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from penstock.engine.constraint import Constraint, Constraints
 from penstock.engine.engine import Engine
-from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path
 from penstock.tokenizer import Tokenizer
+from tests.engine.samplers import sampler_of
 
 WEARY = 40  # tokens after which an answer hurries to its end
 
@@ -40,7 +41,7 @@ def _ending() -> NDArray[np.float32]:
 def answer(held: Constraint, seed: int, most: int = 2_000, favourite: Sequence[int] = ()) -> list[int]:
     """The tokens of a random answer, without the EOS.  favourite: tokens that come first, wherever they may."""
     codec, chance = tokenizer(), np.random.default_rng(seed)
-    sampler = Sampler(Sampling(seed=seed), [], codec.vocab_size)
+    sampler = sampler_of(Sampling(seed=seed), [], codec.vocab_size)
     sampler.constraint = held
     tokens: list[int] = []
     while len(tokens) < most:

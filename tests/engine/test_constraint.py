@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.constraint import LONGEST, Constraints, Grammar, GrammarError, Rules
-from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError
 from tests.engine.random_answers import answer, constraints, tokenizer
+from tests.engine.samplers import sampler_of
 
 ODD = '%llguidance {"no_forcing": true}\nstart: "yes" | "no"\n'
 names = st.text("abcXYZ_ é", min_size=1, max_size=4)
@@ -55,7 +56,7 @@ def json_grammar(schema: Any) -> str:
 @given(schemas, st.integers(0, 1 << 30))
 def test_whatever_is_sampled_fits_the_schema(schema: dict[str, Any], seed: int) -> None:
     schema = {**schema, "$defs": {"colour": {"enum": ["red", "blue"]}}}
-    held = constraints().hold(Rules(Grammar(json_grammar(schema))))
+    held = constraints().constrain(Rules(Grammar(json_grammar(schema))))
     text = tokenizer().decode(answer(held, seed))
     jsonschema.validate(json.loads(text), schema)
 
@@ -65,9 +66,9 @@ def test_the_best_allowed_token_wins_and_log_probabilities_stay_the_models_own()
     yes, other = codec.encode("yes")[0], codec.encode("maybe")[0]
     logits = np.zeros(codec.vocab_size, np.float32)
     logits[other], logits[yes] = 9, 1
-    sampler = Sampler(Sampling(temperature=0, top_logprobs=1), [], codec.vocab_size)
+    sampler = sampler_of(Sampling(temperature=0, top_logprobs=1), [], codec.vocab_size)
     free = sampler.sample(logits)
-    sampler.constraint = constraints().hold(Rules(Grammar(ODD)))
+    sampler.constraint = constraints().constrain(Rules(Grammar(ODD)))
     held = sampler.sample(logits)
     assert (free.token, held.token) == (other, yes)
     assert held.top == free.top
@@ -79,7 +80,7 @@ def test_free_text_is_left_alone_until_the_trigger() -> None:
     codec = tokenizer()
     trigger = codec.token_id("</think>")
     assert trigger is not None
-    held = constraints().hold(Rules(triggers={trigger: Grammar(ODD)}))
+    held = constraints().constrain(Rules(triggers={trigger: Grammar(ODD)}))
     logits = np.ones(codec.vocab_size, np.float32)
     for token in codec.encode("Well, no </think"):
         assert held.mask(logits) is logits
@@ -98,7 +99,7 @@ def test_an_answer_that_must_have_a_form_cannot_end_before_it() -> None:
     codec = tokenizer()
     trigger = codec.token_id("</think>")
     assert trigger is not None
-    held = constraints().hold(Rules(triggers={trigger: Grammar(ODD)}, may_end=False))
+    held = constraints().constrain(Rules(triggers={trigger: Grammar(ODD)}, may_end=False))
     logits = np.ones(codec.vocab_size, np.float32)
     (eos,) = codec.eos_ids
     assert held.mask(logits)[eos] == -np.inf
@@ -113,7 +114,7 @@ def test_a_gate_lets_a_marker_in_only_after_its_text() -> None:
     codec = tokenizer()
     marker = codec.token_id("｜DSML｜")
     assert marker is not None
-    held = constraints().hold(Rules(gates={marker: b"<"}, begun="Look: <"))
+    held = constraints().constrain(Rules(gates={marker: b"<"}, begun="Look: <"))
     logits = np.ones(codec.vocab_size, np.float32)
     assert held.mask(logits) is logits, "the text that is there already counts"
     held.accept(codec.encode("b")[0])
@@ -124,7 +125,7 @@ def test_a_gate_lets_a_marker_in_only_after_its_text() -> None:
 def test_a_forbidden_text_cannot_be_spelled_in_any_tokens(text: str) -> None:
     codec = tokenizer()
     wanted = text.encode()
-    held = constraints().hold(Rules(never=(wanted,)))
+    held = constraints().constrain(Rules(never=(wanted,)))
     logits = np.ones(codec.vocab_size, np.float32)
     single = {
         codec.token_bytes(id): id for id in reversed(range(codec.vocab_size)) if not codec.is_special(id)
@@ -143,28 +144,28 @@ def test_a_forbidden_text_cannot_be_spelled_in_any_tokens(text: str) -> None:
 
 
 def test_a_grammar_that_demands_a_forbidden_text_gets_it() -> None:
-    held = constraints().hold(Rules(Grammar('start: "abc"', never=(b"abc",))))
+    held = constraints().constrain(Rules(Grammar('start: "abc"', never=(b"abc",))))
     assert tokenizer().decode(answer(held, 1)) == "abc"
 
 
 def test_markers_are_not_text() -> None:
     codec = tokenizer()
-    held = constraints().hold(Rules(Grammar("start: /(?s:.*)/")))
+    held = constraints().constrain(Rules(Grammar("start: /(?s:.*)/")))
     masked = held.mask(np.ones(codec.vocab_size, np.float32))
     markers = {id for id in range(codec.vocab_size) if codec.is_special(id)}
     assert markers & set(np.flatnonzero(np.isfinite(masked)).tolist()) == set(codec.eos_ids)
 
 
 def test_an_answer_goes_on_from_what_is_there() -> None:
-    held = constraints().hold(Rules(Grammar(ODD), begun="ye"))
+    held = constraints().constrain(Rules(Grammar(ODD), begun="ye"))
     assert tokenizer().decode(answer(held, 3)) == "s"
     with pytest.raises(OptionError, match="begins with"):
-        constraints().hold(Rules(Grammar(ODD), begun="maybe"))
+        constraints().constrain(Rules(Grammar(ODD), begun="maybe"))
 
 
 def test_constraints_of_one_grammar_do_not_share_their_state() -> None:
     codec = tokenizer()
-    first, second = (constraints().hold(Rules(Grammar(ODD))) for _ in range(2))
+    first, second = (constraints().constrain(Rules(Grammar(ODD))) for _ in range(2))
     for token in codec.encode("yes"):
         first.accept(token)
     assert codec.decode(answer(second, 5)) in ("yes", "no")
@@ -184,18 +185,18 @@ def test_constraints_of_one_grammar_do_not_share_their_state() -> None:
 )
 def test_a_grammar_that_cannot_be_used_says_why(grammar: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
-        constraints().hold(Rules(Grammar(grammar)))
+        constraints().constrain(Rules(Grammar(grammar)))
 
 
 def test_a_vocabulary_without_an_end_holds_nothing() -> None:
     with pytest.raises(GrammarError, match="ends a text"):
-        Constraints(tokenizer(), ()).hold(Rules(Grammar(ODD)))
+        Constraints(tokenizer(), ()).constrain(Rules(Grammar(ODD)))
 
 
 def test_a_bias_that_leaves_nothing_is_an_error() -> None:
     codec = tokenizer()
     starts = [id for id in range(codec.vocab_size) if codec.token_bytes(id)[:1] in (b"y", b"n")]
-    sampler = Sampler(Sampling(logit_bias=dict.fromkeys(starts, -np.inf)), [], codec.vocab_size)
-    sampler.constraint = constraints().hold(Rules(Grammar(ODD)))
+    sampler = sampler_of(Sampling(logit_bias=dict.fromkeys(starts, -np.inf)), [], codec.vocab_size)
+    sampler.constraint = constraints().constrain(Rules(Grammar(ODD)))
     with pytest.raises(OptionError, match="logit_bias"):
         sampler.sample(np.ones(codec.vocab_size, np.float32))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
+from penstock.engine.prefix_cache import PrefixCache, common_length
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.session_pool import SessionPool, common_length
-from penstock.engine.shelf import Shelf
 from penstock.errors import OptionError
 from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
@@ -33,7 +33,7 @@ def ask(scheduler: Scheduler, *clients: Client) -> None:
 
 
 def on_disk(engine: Engine, folder: Path) -> Scheduler:
-    return Scheduler(engine, pool=SessionPool(engine, shelf=Shelf(engine, folder, 1 << 30)))
+    return Scheduler(engine, prefix_cache=PrefixCache(engine, disk=DiskSessions(engine, folder, 1 << 30)))
 
 
 def test_the_same_prompt_several_times_at_once_is_read_once(engine: Engine) -> None:
@@ -84,12 +84,12 @@ def test_sessions_in_use_stay_within_their_memory(engine: Engine) -> None:
     """Two answers that grow beyond it: the younger steps back, and says the same in the end."""
     clients = [Client(prompt(n, 40), 300) for n in (1, 2)]
     budget = engine.state_bytes(200) + engine.state_bytes(220)
-    scheduler = Scheduler(engine, pool=SessionPool(engine, budget))
+    scheduler = Scheduler(engine, prefix_cache=PrefixCache(engine, budget))
     for client in clients:
         scheduler.submit(client.request)
     while scheduler.active or scheduler.waiting:
         scheduler.step()
-        assert scheduler.pool.in_use + scheduler.pool.bytes <= budget + engine.state_bytes(0)
+        assert scheduler.prefix_cache.in_use + scheduler.prefix_cache.bytes <= budget + engine.state_bytes(0)
     assert scheduler.paused >= 1
     for client in clients:
         assert client.tokens == alone(engine, client)
@@ -101,14 +101,14 @@ def test_the_next_turn_after_a_restart(model: Path, engine: Engine, tmp_path: Pa
     scheduler = on_disk(engine, tmp_path)
     ask(scheduler, first)
     scheduler.stop()
-    scheduler.pool.save()
-    assert scheduler.pool.shelf is not None
-    scheduler.pool.shelf.close()
+    scheduler.prefix_cache.save()
+    assert scheduler.prefix_cache.disk is not None
+    scheduler.prefix_cache.disk.close()
 
     again = Engine(model, context=8192, prefill_chunk=64)
     restarted = on_disk(again, tmp_path)
     second = Client([*first.request.prompt, *first.tokens, *prompt(2, 20)])
-    restarted.pool.fetch(second.request.prompt)
+    restarted.prefix_cache.fetch(second.request.prompt)
     ask(restarted, second)
     assert second.readings[0].source == "disk"
     assert second.readings[0].cached == 500 + len(first.tokens) - 1  # the last one was chosen and never read
@@ -119,14 +119,14 @@ def test_a_crash_loses_only_the_answer(model: Path, engine: Engine, tmp_path: Pa
     first = Client(prompt(1, 500), shared=80)
     scheduler = on_disk(engine, tmp_path)
     ask(scheduler, first)
-    assert scheduler.pool.shelf is not None
-    scheduler.pool.shelf.flush()  # and that was all
+    assert scheduler.prefix_cache.disk is not None
+    scheduler.prefix_cache.disk.flush()  # and that was all
 
     again = Engine(model, context=8192, prefill_chunk=64)
     restarted = on_disk(again, tmp_path)
     second, other = Client([*first.request.prompt, *first.tokens, 5]), Client([*prompt(1, 80), *prompt(3, 9)])
     for client, cached in ((second, 499), (other, 80)):
-        restarted.pool.fetch(client.request.prompt)
+        restarted.prefix_cache.fetch(client.request.prompt)
         ask(restarted, client)
         assert client.readings[0].cached == cached
         assert client.tokens == alone(again, client)
@@ -140,30 +140,30 @@ def test_a_long_prompt_that_nobody_waited_for_is_not_lost(engine: Engine, tmp_pa
         scheduler.step()
     client.request.cancel()
     scheduler.step()
-    assert scheduler.pool.shelf is not None
-    scheduler.pool.shelf.flush()
-    lengths = {entry.length: entry.kind for entry in scheduler.pool.shelf.store.entries()}
+    assert scheduler.prefix_cache.disk is not None
+    scheduler.prefix_cache.disk.flush()
+    lengths = {entry.length: entry.kind for entry in scheduler.prefix_cache.disk.store.entries()}
     assert lengths == {2048: "frontier", 4096: "frontier"}
 
 
-def test_who_leaves_memory_goes_to_the_shelf(engine: Engine, tmp_path: Path) -> None:
-    shelf = Shelf(engine, tmp_path, 1 << 30)
-    pool = SessionPool(engine, budget=2 * engine.state_bytes(100), shelf=shelf)
+def test_who_leaves_memory_goes_to_disk(engine: Engine, tmp_path: Path) -> None:
+    disk = DiskSessions(engine, tmp_path, 1 << 30)
+    cache = PrefixCache(engine, budget=2 * engine.state_bytes(100), disk=disk)
     for seed in range(4):
         session = engine.session()
         session.feed(prompt(seed, 100), logits="none")
-        pool.give(session)
-        shelf.flush()
-    assert (len(pool), len(shelf.store)) == (2, 2)
-    pool.fetch([*prompt(0, 100), 1])
-    taken = pool.take([*prompt(0, 100), 1])
+        cache.give(session)
+        disk.flush()
+    assert (len(cache), len(disk.store)) == (2, 2)
+    cache.fetch([*prompt(0, 100), 1])
+    taken = cache.take([*prompt(0, 100), 1])
     assert (taken.source, taken.session.position) == ("disk", 100)
 
 
 # ── parking ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def until(condition: object, seconds: float = 20.0) -> None:
+def until(condition: object, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
@@ -178,15 +178,15 @@ def test_weights_leave_memory_and_come_back(model: Path, tmp_path: Path) -> None
     scheduler.start()
     first = Client(prompt(1, 50))
     scheduler.submit(first.request)
-    assert first.over.wait(20)
+    assert first.over.wait(120)
     assert scheduler.ready
     until(lambda: engine.parked)
     assert engine.stats() == {"mode": "parked"}
-    assert len(scheduler.pool) == 0  # they are on the shelf
+    assert len(scheduler.prefix_cache) == 0  # they are on disk
     second = Client([*first.request.prompt, *first.tokens, 3])
-    scheduler.pool.fetch(second.request.prompt)
+    scheduler.prefix_cache.fetch(second.request.prompt)
     scheduler.submit(second.request)
-    assert second.over.wait(20)
+    assert second.over.wait(120)
     assert second.readings[0].cached == 57
     scheduler.stop()
     assert second.tokens == alone(engine, second)
@@ -198,7 +198,7 @@ def test_parking_on_request(engine: Engine) -> None:
     busy = Client(prompt(1, 20), 200)
     scheduler.submit(busy.request)
     scheduler.park()  # once nobody needs them
-    assert busy.over.wait(20)
+    assert busy.over.wait(120)
     assert busy.failure is None
     until(lambda: engine.parked)
     scheduler.park(False)
@@ -244,9 +244,9 @@ def test_memory_for_sessions_follows_the_plan(model: Path) -> None:
     assert one.plan.state == one.state_bytes(8192)
     assert eight.plan.state == one.plan.state + 7 * one.state_bytes(1024)
     for engine in (one, eight):
-        budget = SessionPool(engine).budget
+        budget = PrefixCache(engine).budget
         assert engine.plan.state < budget  # the model is small: it leaves most of 500 MiB
         assert engine.plan.total - engine.plan.state + budget <= 500 << 20
     tight = Engine(model, context=8192, memory=one.plan.smallest + (1 << 20), streaming="direct", load=False)
-    assert SessionPool(tight).budget - tight.plan.state <= 1 << 20
-    assert SessionPool(Engine(model, context=8192, load=False)).budget == 64 << 20
+    assert PrefixCache(tight).budget - tight.plan.state <= 1 << 20
+    assert PrefixCache(Engine(model, context=8192, load=False)).budget == 64 << 20

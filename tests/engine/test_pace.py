@@ -1,4 +1,4 @@
-"""Reading beside decoding: at most as long as the decoding itself."""
+"""PrefillProgress beside decoding: at most as long as the decoding itself."""
 
 import pytest
 

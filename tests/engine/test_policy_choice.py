@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.engine import Engine
+from penstock.machine.notes import notes_path, recall
 from penstock.storage.policy_choice import DEFAULT, NOTES, STEP, choose_policy, note_trace
 from penstock.storage.replay import replay
 from penstock.storage.trace import TraceHeader, TraceWriter, read_trace
-from penstock.machine.notes import notes_path, recall
 from penstock.weights.synth import synth
 
 EXPERT = STEP

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.sampling import Sampling
 from penstock.engine.stops import StopStrings
 from penstock.errors import OptionError, PenstockError
-from penstock.kernels.cpu.logits import best, draw, log_sum, top
+from tests.engine.samplers import OPS, sampler_of
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
 
@@ -23,13 +23,14 @@ def draws(sampling: Sampling, count: int = 4000, logits: NDArray[np.float32] = L
     from dataclasses import replace
 
     return Counter(
-        Sampler(replace(sampling, seed=seed), [], len(logits)).sample(logits).token for seed in range(count)
+        sampler_of(replace(sampling, seed=seed), [], len(logits)).sample(logits).token
+        for seed in range(count)
     )
 
 
 def test_greedy_takes_the_lower_id_on_ties() -> None:
     logits = np.array([1.0, 3.0, 2.0, 3.0], np.float32)
-    assert Sampler(Sampling(temperature=0), [], 4).sample(logits).token == 1
+    assert sampler_of(Sampling(temperature=0), [], 4).sample(logits).token == 1
 
 
 def test_temperature_one_draws_the_model_distribution() -> None:
@@ -63,24 +64,24 @@ def test_filters(sampling: Sampling, kept: set[int]) -> None:
 def test_penalties() -> None:
     logits = np.array([2.0, 1.9, -1.0], np.float32)
     greedy = Sampling(temperature=0, repetition_penalty=1.2)
-    assert Sampler(greedy, [0], 3).sample(logits).token == 1  # the prompt counts
+    assert sampler_of(greedy, [0], 3).sample(logits).token == 1  # the prompt counts
     assert (
-        Sampler(Sampling(temperature=0, presence_penalty=5.0), [0], 3).sample(logits).token == 0
+        sampler_of(Sampling(temperature=0, presence_penalty=5.0), [0], 3).sample(logits).token == 0
     )  # here it does not
-    sampler = Sampler(Sampling(temperature=0, frequency_penalty=0.06), [], 3)
+    sampler = sampler_of(Sampling(temperature=0, frequency_penalty=0.06), [], 3)
     assert [sampler.sample(logits).token for _ in range(6)] == [0, 0, 1, 0, 1, 0]
-    sampler = Sampler(Sampling(temperature=0, presence_penalty=0.5), [], 3)
+    sampler = sampler_of(Sampling(temperature=0, presence_penalty=0.5), [], 3)
     assert [sampler.sample(logits).token for _ in range(3)] == [0, 1, 0]
 
 
 def test_repetition_penalty_also_pushes_negative_logits_down() -> None:
     logits = np.array([-1.0, -1.5], np.float32)
-    assert Sampler(Sampling(temperature=0, repetition_penalty=2.0), [0], 2).sample(logits).token == 1
+    assert sampler_of(Sampling(temperature=0, repetition_penalty=2.0), [0], 2).sample(logits).token == 1
 
 
 def test_seeds_repeat_and_differ() -> None:
     def run(seed: int | None) -> list[int]:
-        sampler = Sampler(Sampling(seed=seed), [], 5)
+        sampler = sampler_of(Sampling(seed=seed), [], 5)
         return [sampler.sample(LOGITS).token for _ in range(40)]
 
     assert run(3) == run(3)
@@ -90,7 +91,7 @@ def test_seeds_repeat_and_differ() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    sampler = Sampler(Sampling(temperature=0.3, top_k=1, logit_bias={2: 9.0}, top_logprobs=3), [], 5)
+    sampler = sampler_of(Sampling(temperature=0.3, top_k=1, logit_bias={2: 9.0}, top_logprobs=3), [], 5)
     token, logprob, top = sampler.sample(LOGITS)
     assert token == 2
     assert logprob == pytest.approx(math.log(0.15), abs=1e-6)
@@ -125,9 +126,9 @@ def test_impossible_values_are_refused(field: str, value: object) -> None:
 
 def test_bad_bias_and_bad_logits() -> None:
     with pytest.raises(OptionError, match="token 9 is outside the vocabulary"):
-        Sampler(Sampling(logit_bias={9: 1.0}), [], 5)
+        sampler_of(Sampling(logit_bias={9: 1.0}), [], 5)
     with pytest.raises(PenstockError, match="not finite"):
-        Sampler(Sampling(), [], 2).sample(np.array([np.nan, 1.0], np.float32))
+        sampler_of(Sampling(), [], 2).sample(np.array([np.nan, 1.0], np.float32))
 
 
 def kept_by_the_book(
@@ -164,10 +165,10 @@ def test_filters_by_the_book(
 ) -> None:
     """Large vocabularies go through buckets instead of a sort; what is left is the same."""
     logits = (np.random.default_rng(seed).standard_normal(size) * spread).astype(np.float32)
-    _, highest = top(logits)
+    _, highest = OPS.top(logits)
     surely, perhaps = kept_by_the_book(logits, temperature, top_k, top_p, min_p)
     found = {
-        draw(logits, highest, temperature, top_k, top_p, min_p, chance)
+        OPS.draw(logits, highest, temperature, top_k, top_p, min_p, chance)
         for chance in np.linspace(0, 1, 200, endpoint=False)
     }
     assert found <= perhaps
@@ -182,16 +183,16 @@ def test_best_and_top_of_a_vocabulary() -> None:
     for size in (1, 64, 129_280):
         logits = rng.integers(-50, 50, size).astype(np.float32)  # many ties
         order = np.argsort(-logits, kind="stable")
-        assert top(logits) == (int(order[0]), float(logits[order[0]]))
+        assert OPS.top(logits) == (int(order[0]), float(logits[order[0]]))
         for count in (1, 7, 300):
-            assert best(logits, count).tolist() == order[:count].tolist()
+            assert OPS.best(logits, count).tolist() == order[:count].tolist()
         exact = logits.max() + np.log(np.exp(logits.astype(np.float64) - logits.max()).sum())
-        assert log_sum(logits, float(logits.max())) == pytest.approx(exact, abs=1e-6)
+        assert OPS.log_sum(logits, float(logits.max())) == pytest.approx(exact, abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e-30, 1e6])
 def test_extreme_temperatures(temperature: float) -> None:
-    token = Sampler(Sampling(temperature=temperature, seed=1), [], 5).sample(LOGITS).token
+    token = sampler_of(Sampling(temperature=temperature, seed=1), [], 5).sample(LOGITS).token
     assert token == 0 if temperature < 1 else token in range(5)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.engine import Engine
+from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.session_pool import SessionPool
 from penstock.engine.steps import Step
 from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError
 from penstock.weights.synth import synth
@@ -58,7 +58,7 @@ def test_on_a_thread_of_its_own(engine: Engine) -> None:
     for client in clients:
         scheduler.submit(client.request)
     for client in clients:
-        assert client.over.wait(60)
+        assert client.over.wait(120)
         assert client.tokens == alone(engine, client)
     scheduler.stop()
 
@@ -98,15 +98,15 @@ def test_one_failure_is_not_everybodys(engine: Engine, monkeypatch: pytest.Monke
     scheduler.submit(bad.request)
     for _ in range(3):
         scheduler.step()
-    run = engine._run
-    broken = scheduler._active[1].session
+    advance = engine.advance
+    broken = scheduler._slots[1].session
 
     def failing(work):  # type: ignore[no-untyped-def]
         if any(session is broken for session, _, _ in work):
             raise ReadError("the disk is gone")
-        return run(work)
+        return advance(work)
 
-    monkeypatch.setattr(engine, "_run", failing)
+    monkeypatch.setattr(engine, "advance", failing)
     finish(scheduler)
     assert isinstance(bad.failure, ReadError)
     assert good.failure is None
@@ -152,15 +152,13 @@ def test_what_was_read_is_not_read_again(engine: Engine) -> None:
     assert stranger.readings[0].cached == 0
 
 
-def test_the_pool_has_a_budget(engine: Engine) -> None:
-    session = engine.session()
-    session.feed(prompt(0, 40))
-    pool = SessionPool(engine, budget=3 * session.state.live_bytes())
+def test_the_cache_has_a_budget(engine: Engine) -> None:
+    cache = PrefixCache(engine, budget=3 * engine.state_bytes(40))
     for seed in range(6):
         session = engine.session()
         session.feed(prompt(seed, 40))
-        pool.give(session)
-    assert len(pool) <= 3
-    assert pool.bytes <= pool.budget
-    assert pool.take([*prompt(5, 40), 1]).session.position == 40
-    assert pool.take([*prompt(0, 40), 1]).session.position == 0  # it was the first to go
+        cache.give(session)
+    assert len(cache) <= 3
+    assert cache.bytes <= cache.budget
+    assert cache.take([*prompt(5, 40), 1]).session.position == 40
+    assert cache.take([*prompt(0, 40), 1]).session.position == 0  # it was the first to go

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.chat.deepseek_v4.render import render
 from penstock.chat.messages import Thinking
-from penstock.chat.render import render
 from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path
 from penstock.weights.config import AttentionKind

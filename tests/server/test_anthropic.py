@@ -11,16 +11,15 @@ import pytest
 from fastapi import Request
 from starlette.testclient import TestClient
 
-from penstock.chat.events import Done, TextDelta, ToolCallFinished, ToolCallStarted
+from penstock.chat.events import Done, Event, TextDelta, ToolCallFinished, ToolCallStarted
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
-from penstock.engine.stops import StopStrings
 from penstock.errors import PenstockError
-from penstock.server.anthropic import PING, Answer, messages
-from penstock.server.anthropic_models import CountRequest, MessagesRequest
-from penstock.server.service import Service, Token, Usage
-from penstock.server.sse import EventStream
+from penstock.server.api.anthropic import PING, Answer, CountRequest, MessagesRequest, messages
+from penstock.server.http.streams import EventStream
+from penstock.server.service import Service
+from penstock.server.usage import Usage
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -341,7 +340,7 @@ def test_pings_come_while_nothing_else_does(service: Service, monkeypatch: pytes
         emit = asked.emit
 
         def wait_for_ping(update: Any) -> None:
-            assert not isinstance(update, Step) or heard.wait(30)
+            assert not isinstance(update, Step) or heard.wait(120)
             emit(update)
 
         asked.emit = wait_for_ping
@@ -367,9 +366,9 @@ def test_pings_come_while_nothing_else_does(service: Service, monkeypatch: pytes
 
 
 def test_a_call_that_is_cut_off_is_never_announced() -> None:
-    answer = Answer("model", [], Usage())
-    step = Step(0, 0.0)
-    events = answer.take(Token(step, [ToolCallStarted(0, "call_1", "f"), TextDelta("<f"), Done("length")]))
+    answer = Answer("model", Usage())
+    told: list[Event] = [ToolCallStarted(0, "call_1", "f"), TextDelta("<f"), Done("length")]
+    events = [made for event in told for made in answer.read(event)]
     assert [event["type"] for event in events] == [
         "content_block_start",
         "content_block_delta",
@@ -378,19 +377,14 @@ def test_a_call_that_is_cut_off_is_never_announced() -> None:
     assert (answer.content, answer.stop_reason) == ([{"type": "text", "text": "<f"}], "max_tokens")
 
 
-def test_text_that_might_be_a_stop_sequence_comes_before_a_call() -> None:
-    answer = Answer("model", ["END"], Usage())
+def test_arguments_that_python_cannot_read_are_passed_on_as_text() -> None:
+    answer = Answer("model", Usage())
     call = ToolCall("call_1", "f", '{"digits": ' + "9" * 5000 + "}")  # more than Python reads
-    answer.take(Token(Step(0, 0.0), [TextDelta("the EN"), ToolCallFinished(0, call), Done("tool_calls")]))
+    for event in (TextDelta("the EN"), ToolCallFinished(0, call), Done("tool_calls")):
+        list(answer.read(event))
     text, use = answer.content
     assert text == {"type": "text", "text": "the EN"}
     assert use["input"] == {"arguments": call.arguments}
-
-
-def test_the_stop_sequence_that_is_complete_first() -> None:
-    stops = StopStrings(["abcd", "bc", "b"])
-    assert [stops.push(letter) for letter in "xab"] == ["x", "", "a"]
-    assert (stops.found, stops.finish()) == ("b", "")
 
 
 def test_sampling_fields_are_passed_on() -> None:

@@ -1,12 +1,18 @@
 """POST /v1/completions: text, ids, echo and log-probabilities."""
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
+from penstock.pocket import pocket_path
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
 from tests.server.conftest import events
 
@@ -127,3 +133,23 @@ def test_a_prompt_beyond_the_context_is_refused(client: TestClient, more: dict[s
     reply = client.post("/v1/completions", json={"prompt": [5] * 3000, **more})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_timeout_covers_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(pocket_path(), threads=1, context=512)
+    service, released, feed = Service(engine, Settings(timeout=0.2)), threading.Event(), engine.feed
+
+    def slow(work: Any, logits: str = "last") -> Any:
+        if logits == "all":
+            released.wait(60)
+        return feed(work, logits)
+
+    monkeypatch.setattr(engine, "feed", slow)
+    with TestClient(create_app(service)) as client:
+        deadline = time.monotonic() + 60
+        while service.state != "ready" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        scored = {"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 0}
+        reply = client.post("/v1/completions", json=scored)
+        released.set()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")

@@ -7,9 +7,9 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.server.anthropic_models import MessagesRequest
-from penstock.server.openai_chat_request import ChatRequest
-from penstock.server.responses_models import ResponsesRequest
+from penstock.server.api.anthropic import MessagesRequest
+from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.openai_responses import ResponsesRequest
 from tests.server.conftest import events
 
 SEEDS = range(6)

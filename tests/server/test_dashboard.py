@@ -19,15 +19,15 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from penstock.engine.engine import Engine
-from penstock.storage.heat import ExpertMap
 from penstock.pocket import pocket_path
-from penstock.server import dashboard
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
+from penstock.server.observe import dashboard
+from penstock.server.observe.metrics import Totals
 from penstock.server.service import Service
-from penstock.server.settings import Settings
-from penstock.server.state_series import Totals
+from penstock.storage.heat import ExpertMap
 
-FOLDER = Path(str(resources.files("penstock.server") / "dashboard"))
+FOLDER = Path(str(resources.files("penstock.server.observe") / "static"))
 FILES = sorted(path.name for path in FOLDER.iterdir())
 PAGE = (FOLDER / "index.html").read_text()
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 20}
@@ -117,11 +117,11 @@ def test_the_page_is_for_everybody_and_the_numbers_are_not(service: Service) -> 
 # ── the numbers ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pictures(service: Service, count: int, totals: Totals | None = None) -> list[Any]:
+def snapshots(service: Service, count: int, totals: Totals | None = None) -> list[Any]:
     """The first events of a stream."""
 
     async def take() -> list[str]:
-        stream = dashboard._pictures(service, totals)
+        stream = dashboard._snapshots(service, totals)
         found = [await anext(stream) for _ in range(count)]
         await stream.aclose()
         return found
@@ -132,7 +132,7 @@ def pictures(service: Service, count: int, totals: Totals | None = None) -> list
 def test_the_stream_tells_what_the_server_does() -> None:
     service = Service(small_engine(), Settings(api_keys=("secret",)))
     key = {"Authorization": "Bearer secret"}
-    with serving(service) as url, httpx.Client(base_url=url, headers=key, timeout=20) as client:
+    with serving(service) as url, httpx.Client(base_url=url, headers=key, timeout=120) as client:
         assert httpx.get(f"{url}/dashboard/events").status_code == 401
         with client.stream("GET", "/dashboard/events") as reply:
             assert reply.headers["content-type"].startswith("text/event-stream")
@@ -165,7 +165,7 @@ def test_the_map_is_sent_only_if_it_has_changed(service: Service, monkeypatch: p
 
     monkeypatch.setattr(dashboard, "EVERY", 0.0)
     monkeypatch.setattr(service.engine, "expert_map", found)
-    assert [each.get("map", "same") is not None for each in pictures(own, 6)] == [
+    assert [each.get("map", "same") is not None for each in snapshots(own, 6)] == [
         True,
         True,
         True,
@@ -174,7 +174,7 @@ def test_the_map_is_sent_only_if_it_has_changed(service: Service, monkeypatch: p
         True,
     ]
     maps = iter([heat, heat.copy(), heat + 1])
-    assert ["map" in each for each in pictures(own, 3)] == [True, False, True]
+    assert ["map" in each for each in snapshots(own, 3)] == [True, False, True]
 
 
 def test_a_byte_of_the_map_says_where_an_expert_is_and_how_hot() -> None:
@@ -192,7 +192,7 @@ def test_a_byte_of_the_map_says_where_an_expert_is_and_how_hot() -> None:
 
 def test_without_metrics_tokens_are_not_known(service: Service) -> None:
     own = Service(service.engine, Settings(metrics=False))
-    (found,) = pictures(own, 1)
+    (found,) = snapshots(own, 1)
     assert found["tokens"] is None
     assert found["storage"] is None  # the file is mapped, and nobody counts
     assert found["memory"]["experts"]["used"] == found["memory"]["experts"]["total"] > 0
@@ -201,17 +201,17 @@ def test_without_metrics_tokens_are_not_known(service: Service) -> None:
 def test_weights_that_are_not_in_memory() -> None:
     engine = Engine(pocket_path(), threads=1, context=256, load=False)
     service = Service(engine, Settings())
-    (loading,) = pictures(service, 1)
+    (loading,) = snapshots(service, 1)
     assert loading["state"] == "loading"
     assert "map" not in loading
     assert loading["memory"]["dense"]["used"] == loading["memory"]["experts"]["used"] == 0
     engine.load()
     service.scheduler.ready = True
-    (ready,) = pictures(service, 1)
+    (ready,) = snapshots(service, 1)
     assert ready["state"] == "ready"
     assert ready["memory"]["dense"]["used"] > 0
     engine.park()
-    (parked,) = pictures(service, 1)
+    (parked,) = snapshots(service, 1)
     assert parked["state"] == "parked"
     assert parked["memory"]["experts"]["used"] == parked["memory"]["dense"]["used"] == 0
 
@@ -220,4 +220,4 @@ def test_a_server_that_ends_does_not_wait_for_those_who_watch(service: Service) 
     own = Service(service.engine, Settings())
     own.scheduler.stop()
     with pytest.raises(StopAsyncIteration):
-        pictures(own, 1)
+        snapshots(own, 1)

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 from penstock.engine.engine import Engine
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 from tests.server.test_dashboard import serving, small_engine
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -137,14 +137,14 @@ def test_the_map_and_the_instruments_follow(tab: Tab) -> None:
     tab.settle()
     map = tab.page.locator("#map")
     expect(map).to_have_attribute("aria-label", re.compile(r"9 × 16, .* % in memory"))
-    picture = "canvas => canvas.toDataURL()"
-    before = map.evaluate(picture)
+    snapshot = "canvas => canvas.toDataURL()"
+    before = map.evaluate(snapshot)
     tab.say(STORY)
     tab.answered()
     for id in ("decode", "hits", "disk"):
         expect(tab.page.locator(f"#tile-{id} b")).to_have_text(re.compile("[1-9]"))
     expect(map).not_to_have_attribute("data-warm", "0")
-    assert map.evaluate(picture) != before
+    assert map.evaluate(snapshot) != before
     map.focus()
     tab.page.keyboard.press("ArrowDown")
     expect(tab.page.locator("#map-cell")).to_have_text(

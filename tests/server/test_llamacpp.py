@@ -14,9 +14,9 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
 from penstock.option import options_of
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 PARALLEL = 2
 
@@ -56,7 +56,7 @@ def test_properties(client: TestClient, service: Service) -> None:
     assert own["storage"]["mode"] == service.engine.plan.mode
     assert "blocks" not in own["storage"]
     assert own["fingerprint"] == service.engine.fingerprint
-    assert own["sessions"]["kept"] == len(service.scheduler.pool)
+    assert own["sessions"]["kept"] == len(service.scheduler.prefix_cache)
     assert own["parked"] is False
 
 
@@ -70,18 +70,18 @@ class Held:
         self.here, self.go_on, self.over = threading.Event(), threading.Event(), threading.Event()
         options = Sampling(temperature=0.0, ignore_eos=True)
         service.scheduler.submit(Request(prompt, max_tokens, options, self.tell))
-        assert self.here.wait(30)
+        assert self.here.wait(120)
 
     def tell(self, update: Update) -> None:
         if isinstance(update, Step):
             self.here.set()
-            self.go_on.wait(30)
+            self.go_on.wait(120)
             if update.finish_reason is not None:
                 self.over.set()
 
     def finish(self) -> None:
         self.go_on.set()
-        assert self.over.wait(30)
+        assert self.over.wait(120)
 
 
 def test_idle_slots(client: TestClient, service: Service) -> None:
@@ -116,7 +116,7 @@ def test_a_watcher_can_ask_for_an_error_when_no_slot_is_free() -> None:
 
 def test_erase_forgets_idle_sessions(client: TestClient, service: Service) -> None:
     Held(service, list(range(400, 440)), 1).finish()
-    kept = len(service.scheduler.pool)
+    kept = len(service.scheduler.prefix_cache)
     assert kept > 0
     assert client.post("/slots/0?action=erase").json() == {"id_slot": 0, "n_erased": kept}
     assert client.get("/props").json()["penstock"]["sessions"]["kept"] == 0

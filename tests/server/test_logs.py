@@ -14,10 +14,10 @@ from fastapi import APIRouter, FastAPI
 from starlette.testclient import TestClient
 
 from penstock.errors import OptionError
-from penstock.server.app import create_app
-from penstock.server.logs import JsonLines, TextLines, fields, start_logging
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
+from penstock.server.observe.logs import JsonLines, TextLines, fields, start_logging
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0}

@@ -19,9 +19,10 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
 from penstock.errors import ContextLengthError
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
-from penstock.server.service import Service, Usage
-from penstock.server.settings import Settings
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
+from penstock.server.service import Service
+from penstock.server.usage import Usage
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
@@ -118,7 +119,7 @@ def test_what_the_storage_did_is_what_the_engine_says(server: Server) -> None:
     assert found["penstock_expert_misses_total", (("block", "0"),)] > 0
     assert found["penstock_cache_bytes", ()] == stats["cached_bytes"] > 0
     assert found["penstock_capacity_bytes", ()] == stats["capacity_bytes"]
-    assert found["penstock_session_pool_bytes", ()] == server.service.scheduler.pool.bytes > 0
+    assert found["penstock_session_pool_bytes", ()] == server.service.scheduler.prefix_cache.bytes > 0
 
 
 def test_llamacpp_names_say_the_same(server: Server) -> None:
@@ -156,8 +157,8 @@ def test_prompts_are_counted_by_where_their_beginning_was_found(server: Server) 
     before = counts()
     server.ask(prompt, 100)
     server.ask([*prompt, 9], 100)
-    server.service.scheduler.pool._idle[:] = [
-        idle for idle in server.service.scheduler.pool._idle if idle.session.position > 100
+    server.service.scheduler.prefix_cache._idle[:] = [
+        idle for idle in server.service.scheduler.prefix_cache._idle if idle.session.position > 100
     ]  # only the ends of those answers, which cannot return to where the next prompt differs
     server.ask([*prompt[:20], 1], 1)
     assert [after - earlier for after, earlier in zip(counts(), before, strict=True)] == [1, 1, 1]
@@ -167,7 +168,9 @@ def test_memory_by_tier(server: Server) -> None:
     server.ask([8, 9], 3)
     found, stats = server.series(), server.service.engine.stats()
     assert found["penstock_memory_bytes", (("tier", "experts"),)] == stats["cached_bytes"] > 0
-    assert found["penstock_memory_bytes", (("tier", "sessions"),)] == server.service.scheduler.pool.bytes
+    assert (
+        found["penstock_memory_bytes", (("tier", "sessions"),)] == server.service.scheduler.prefix_cache.bytes
+    )
     assert found["penstock_memory_limit_bytes", (("tier", "experts"),)] == stats["capacity_bytes"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.chat.messages import Role, Thinking
-from penstock.server.openai_chat_request import ChatRequest
+from penstock.server.api.openai_chat import ChatRequest
 from tests.server.conftest import events
 
 HELLO: dict[str, Any] = {

@@ -10,10 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.errors import OptionError
-from penstock.server.app import create_app
-from penstock.server.request_trace import IN_MEMORY, Said, TraceFile
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
+from penstock.server.observe.request_trace import IN_MEMORY, SpooledText, TraceFile
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
@@ -78,7 +78,7 @@ def test_refusals_and_what_is_no_text(traced: TestClient, file: Path) -> None:
 def test_characters_come_in_pieces_and_long_texts_go_to_the_disk(tmp_path: Path) -> None:
     text = "ä€😀\n" * IN_MEMORY
     data = text.encode()
-    with Said(tmp_path) as said:
+    with SpooledText(tmp_path) as said:
         for begin in range(0, len(data), 65_537):
             said.write(data[begin : begin + 65_537])
         assert json.loads(b'"' + b"".join(said.escaped()) + b'"') == text

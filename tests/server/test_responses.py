@@ -11,9 +11,9 @@ from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCa
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.errors import PenstockError
-from penstock.server.responses_events import Progress
-from penstock.server.responses_models import ResponsesRequest
-from penstock.server.service import Service, Usage
+from penstock.server.api.openai_responses import Answer, ResponsesRequest
+from penstock.server.service import Service
+from penstock.server.usage import Usage
 
 FRANCE = "What is the capital of France?"
 WEATHER = "What is the weather in Paris?"
@@ -323,7 +323,7 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(
 
 
 def test_a_call_that_is_cut_off_is_never_announced() -> None:
-    progress = Progress("model", 0, {}, Usage())
+    progress = Answer("model", 0, {}, Usage())
     turn: list[Event] = [
         ToolCallStarted(0, "call_1", "f"),
         ArgumentsDelta(0, "{"),

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 HELLO: Final = [{"role": "user", "content": "Hello"}]
 # A request for each endpoint that it answers with 200.
@@ -111,7 +111,7 @@ ANY_TIME: Final = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthChec
 def client() -> Iterator[TestClient]:
     """Answers are short, and nobody waits for one for long."""
     engine = Engine(pocket_path(), threads=1, context=256)
-    service = Service(engine, Settings(max_tokens=4, timeout=20, max_body=1 << 20))
+    service = Service(engine, Settings(max_tokens=4, timeout=300, max_body=1 << 20))
     with TestClient(create_app(service), raise_server_exceptions=False) as client:
         yield client
 

@@ -19,12 +19,13 @@ import httpx
 import pytest
 
 from penstock.cli.main import app
-from penstock.cli.serve import Server, address, listen, read_keys, run
+from penstock.cli.serve import read_keys
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError, PenstockError, ReadError
 from penstock.pocket import pocket_path
+from penstock.server.http.server import Server, address, listen
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -48,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("serve")
     files = ("--log-json", "--log-file", str(folder / "log"), "--trace-requests", str(folder / "trace"))
     process = start(
-        "--port", "0", "--name", "pocket", "--body-timeout", "1", *files, PENSTOCK_API_KEY="secret"
+        "--port", "0", "--name", "pocket", "--body-timeout", "2", *files, PENSTOCK_API_KEY="secret"
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -61,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -71,11 +72,11 @@ def log_of(server: Running) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (server.folder / "log").read_text().splitlines()]
 
 
-def exchange(url: str, sent: bytes) -> str:
+def answer_to(url: str, sent: bytes) -> str:
     """What a connection hears that sends this and then waits."""
     host, port = url.removeprefix("http://").split(":")
     heard = b""
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(sent)
         while piece := connection.recv(1 << 16):
             heard += piece
@@ -96,23 +97,23 @@ def test_it_listens_first_and_then_reads_the_weights(server: Running) -> None:
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["unfinished", "finished"])
 def test_heads_that_are_too_long(server: Running, end: bytes) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: " + b"x" * 70_000
-    assert exchange(server.url, head + end).startswith("HTTP/1.1 431 ")
+    assert answer_to(server.url, head + end).startswith("HTTP/1.1 431 ")
 
 
 def test_what_is_no_http(server: Running) -> None:
-    assert exchange(server.url, b"nonsense\r\n\r\n").startswith("HTTP/1.1 400 ")
+    assert answer_to(server.url, b"nonsense\r\n\r\n").startswith("HTTP/1.1 400 ")
 
 
 def test_slow_clients_are_not_waited_for(server: Running) -> None:
-    assert exchange(server.url, b"") == ""
-    assert exchange(server.url, b"GET /health HTTP/1.1\r\n") == ""
+    assert answer_to(server.url, b"") == ""
+    assert answer_to(server.url, b"GET /health HTTP/1.1\r\n") == ""
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Length: 9\r\n\r\n{"
-    assert exchange(server.url, head).startswith("HTTP/1.1 408 ")
+    assert answer_to(server.url, head).startswith("HTTP/1.1 408 ")
 
 
 def test_a_connection_is_kept_and_its_next_head_is_waited_for(server: Running) -> None:
     get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-    assert exchange(server.url, get + b"\r\n" + get).count("HTTP/1.1 200 ") == 1
+    assert answer_to(server.url, get + b"\r\n" + get).count("HTTP/1.1 200 ") == 1
 
 
 def test_hanging_up_moves_the_log_on(server: Running) -> None:
@@ -132,7 +133,7 @@ def test_hanging_up_moves_the_log_on(server: Running) -> None:
 
 def test_it_answers_and_ends_in_order(server: Running) -> None:
     process, url, folder = server
-    with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, timeout=30) as client:
+    with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, timeout=120) as client:
         assert client.get("/v1/models").json()["data"][0]["id"] == "pocket"
         asked = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
         answer = client.post("/v1/chat/completions", json=asked).json()
@@ -145,11 +146,11 @@ def test_it_answers_and_ends_in_order(server: Running) -> None:
             next(lines)
             assert 'is_processing":true' in client.get("/slots").text
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/completions", json=endless, timeout=0.5)
+            client.post("/v1/completions", json=endless, timeout=httpx.Timeout(60, read=0.5))
         # Both clients have gone: their requests end long before 8,000 tokens.
         wait_until(lambda: 'is_processing":true' not in client.get("/slots").text)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     assert stat.S_IMODE((folder / "trace").stat().st_mode) == 0o600
     for file in ("log", "trace"):
@@ -160,12 +161,12 @@ def test_it_answers_and_ends_in_order(server: Running) -> None:
 
 def test_what_is_being_answered_at_the_end_is_told_so() -> None:
     server = Server(Service(Engine(pocket_path(), threads=1), Settings(port=0)), farewell=0)
-    with listen("127.0.0.1", 0) as door:
-        url = address(door)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    with listen("127.0.0.1", 0) as listener:
+        url = address(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         endless = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=endless, timeout=30) as stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=endless, timeout=120) as stream:
             lines = stream.iter_lines()
             next(lines)
             server.should_exit = True
@@ -194,23 +195,23 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_open_door_is_refused_before_the_model_is_read() -> None:
     process = start("--host", "0.0.0.0", "-m", "missing.gguf")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "--api-key is needed" in errors
 
 
 def test_it_listens_and_can_end_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, over = Engine(pocket_path(), threads=1, load=False), threading.Event()
-    monkeypatch.setattr(engine, "load", lambda: over.wait(60))
+    monkeypatch.setattr(engine, "load", lambda: over.wait(300))
     server = Server(Service(engine, Settings(port=0)), farewell=0)
-    with listen("127.0.0.1", 0) as door:
-        url = address(door)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    with listen("127.0.0.1", 0) as listener:
+        url = address(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        health = httpx.get(f"{url}/health", timeout=30)
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Hello"}, timeout=30)
+        health = httpx.get(f"{url}/health", timeout=120)
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Hello"}, timeout=120)
         server.should_exit = True
-        thread.join(30)
+        thread.join(120)
         ended = not thread.is_alive()
         over.set()
     assert (health.status_code, answer.status_code) == (503, 503)
@@ -226,8 +227,8 @@ def test_a_model_that_cannot_be_read_after_all(monkeypatch: pytest.MonkeyPatch) 
         raise ReadError("model.gguf: the disk is gone")
 
     monkeypatch.setattr(engine, "load", fail)
-    with listen("127.0.0.1", 0) as door, pytest.raises(ReadError, match="the disk is gone"):
-        run(Server(Service(engine, Settings(port=0)), farewell=0), door)
+    with listen("127.0.0.1", 0) as listener, pytest.raises(ReadError, match="the disk is gone"):
+        Server(Service(engine, Settings(port=0)), farewell=0).run_until_signal(listener)
 
 
 def test_flags_that_cannot_go_together_or_be_read() -> None:

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
-from penstock.server.app import create_app
+from penstock.server.http.app import create_app
+from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from penstock.server.settings import Settings
 
 WEATHER = {
     "type": "function",

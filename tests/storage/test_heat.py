@@ -14,6 +14,7 @@ from penstock.storage.streamed import StreamedExperts
 
 PROMPT = list(range(100, 140))
 GREEDY = Sampling(temperature=0.0)
+PATIENCE_S = 300
 
 
 def streaming() -> Engine:
@@ -94,19 +95,19 @@ def test_a_parked_engine_has_no_map() -> None:
 
 def test_whoever_watches_need_not_wait_and_disturbs_nobody() -> None:
     with streaming() as engine:
-        done = threading.Event()
-        seen: list[object] = []
+        looked, done = threading.Event(), threading.Event()
 
         def watch() -> None:
             while not done.is_set():
-                seen.append(engine.expert_map())
+                assert engine.expert_map() is not None
+                looked.set()
 
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
+            assert looked.wait(PATIENCE_S)
             with_watcher = [step.token for step in engine.generate(PROMPT, 20, GREEDY)]
         finally:
             done.set()
             watcher.join()
-        assert len(seen) > 1
         assert with_watcher == [step.token for step in engine.generate(PROMPT, 20, GREEDY)]

@@ -172,13 +172,13 @@ def test_impossible_options_are_refused(model: Path, name: str, value: object) -
 
 def test_auto_follows_the_machine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With less memory on the machine than the model has, `auto` streams, and gives way when memory gets short."""
-    from penstock.engine import engine as engine_module
+    from penstock.engine import planning
     from penstock.machine.memory import Memory
     from penstock.storage import watch
 
     room = smallest(model) + 4 * MIB
     memory = Memory(total=16 << 30, available=room + (16 << 30) // 20, swap=0)
-    monkeypatch.setattr(engine_module, "read_memory", lambda: memory)
+    monkeypatch.setattr(planning, "read_memory", lambda: memory)
     monkeypatch.setattr(watch, "EVERY", 0.0)
     short = Memory(total=16 << 30, available=0, swap=0)
     with Engine(model, context=256, memory="auto") as engine:

@@ -66,7 +66,7 @@ class CompressorSpec:
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
-    """The lightning indexer: score of a row = Σ over heads of gate · max(0, query · row); the best `topk` are seen."""
+    """The lightning indexer: a row scores Σ over heads of gate · max(0, query · row); the best `topk` are seen."""
 
     q_b: DeviceWeight  # [heads · dim, q_rank]
     gates: DeviceWeight  # [heads, hidden]
@@ -211,7 +211,7 @@ class Experts(ABC):
 class Head(ABC):
     @abstractmethod
     def run(self, streams: Array, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
-        """Logits [len(rows), vocab] of some rows of the streams.  output: the output matrix, in pieces of its rows."""
+        """Logits [len(rows), vocab] of some rows of the streams.  output: the output matrix, some rows at a time."""
 
 
 class Embedding(ABC):

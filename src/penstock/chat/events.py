@@ -1,9 +1,9 @@
-"""What a model's turn turns out to contain, piece by piece."""
+"""What a model's turn contains, piece by piece, and the message that the pieces make."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.chat.messages import ToolCall
+from penstock.chat.messages import Message, Role, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ class ToolCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The turn is over: "stop", "length" or "tool_calls"."""
+    """The turn is over: "stop", "length" or "tool_calls".  `stop_string`: which one has ended it, if one has."""
 
     finish_reason: str
+    stop_string: str | None = None
 
 
 Event = ReasoningDelta | TextDelta | ToolCallStarted | ArgumentsDelta | ToolCallFinished | Done
@@ -70,3 +71,39 @@ def coalesced(events: Iterable[Event]) -> list[Event]:
             case _:
                 result.append(event)
     return result
+
+
+class Turn:
+    """Collects events into the message that they tell of."""
+
+    def __init__(self, thinking: bool = False):
+        self.reasoning: list[str] = []
+        self.content: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.finish_reason: str | None = None
+        self.stop_string: str | None = None
+        self._thinking = thinking
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case ReasoningDelta(text):
+                    self.reasoning.append(text)
+                case TextDelta(text):
+                    self.content.append(text)
+                case ToolCallFinished(_, call):
+                    self.calls.append(call)
+                case Done(reason, stop_string):
+                    self.finish_reason, self.stop_string = reason, stop_string
+                case _:
+                    pass
+
+    def message(self, sampled: Sequence[int] | None = None) -> Message:
+        """The assistant's message.  `sampled`: the turn's tokens, if they are to be replayed as they are."""
+        return Message(
+            Role.ASSISTANT,
+            "".join(self.content),
+            reasoning="".join(self.reasoning) if self._thinking else None,
+            tool_calls=tuple(self.calls),
+            sampled=None if sampled is None else tuple(sampled),
+        )

@@ -24,13 +24,6 @@ class Thinking(StrEnum):
     MAX = "max"
 
 
-class Encoding(StrEnum):
-    """Which release's prompt format: they differ in what reasoning efforts mean."""
-
-    APRIL = "april"
-    V0731 = "0731"
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call that an assistant made.  `arguments` is JSON text.  `raw` is the exact sampled text of the whole
@@ -65,13 +58,25 @@ class Conversation:
     """Messages, the tools on offer (JSON-schema function objects), and how the next turn is to be generated.
     `json_only` asks for any JSON object; `response_schema` for one of a certain form (with both, the model is told
     the form and held to any object); `schema_field` is what the client calls that schema.  Without `parallel_calls`
-    a turn calls one tool."""
+    a turn calls one tool.  `encoding`: which release of the chat format, where there are several."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     thinking: Thinking = Thinking.OFF
-    encoding: Encoding = Encoding.APRIL
+    encoding: str = ""
     response_schema: Mapping[str, Any] | None = None
     json_only: bool = False
     schema_field: str = field(default="response_format.json_schema.schema", compare=False)
     parallel_calls: bool = True
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the next turn has a form that it is held to."""
+        return bool(self.tools) or self.json_only or self.response_schema is not None
+
+
+def question(user: str, system: str = "", thinking: bool = False) -> Conversation:
+    """A conversation of one question."""
+    messages = (Message(Role.SYSTEM, system), Message(Role.USER, user))
+    # The lowest effort adds no text to the prompt.
+    return Conversation(messages, thinking=Thinking.LOW if thinking else Thinking.OFF)

@@ -8,23 +8,31 @@ it costs time.
 
 import hashlib
 import json
+import sqlite3
+import threading
+import time
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation, Message, ToolCall
-from penstock.chat.pieces import Encoded, Piece
-from penstock.chat.remembered import Remembered
-from penstock.chat.render import said
+from penstock.chat.prompt import Encoded, Piece
+
+MAX_ENTRIES: Final = 16_384
+BUSY_TIMEOUT: Final = 0.2  # seconds that another process may keep the file busy
+PRUNE_EVERY: Final = 256  # entries added between two looks at how many there are
 
 
 class Replay:
     """The memory of one model's answers."""
 
-    def __init__(self, model: str, vocab_size: int, memory: Remembered):
-        self._model, self._vocab_size, self._memory = model, vocab_size, memory
+    def __init__(self, format: ChatFormat, model: str, vocab_size: int, store: "LruStore"):
+        self._format, self._model, self._vocab_size, self._store = format, model, vocab_size, store
 
     def remember(self, prompt: Encoded, answer: Message, sampled: Sequence[int]) -> None:
         """An answer is over; `sampled` are its tokens but for the one that ended it."""
@@ -40,9 +48,11 @@ class Replay:
                 "raw": call.raw,
                 "calls": blocks[call.raw],
             }
-            self._memory.set(f"call {call.id}", json.dumps(facts).encode())
+            self._store.set(f"call {call.id}", json.dumps(facts).encode())
         tokens = [*prompt.ids[prompt.speech :], *sampled]  # a call that was forced had begun already
-        self._memory.set(self._key(prompt.before_speech, said(answer)), array("i", tokens).tobytes())
+        self._store.set(
+            self._key(prompt.before_speech, self._format.said(answer)), array("i", tokens).tobytes()
+        )
 
     # ── calls, by id ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -63,7 +73,7 @@ class Replay:
 
     def _facts(self, call: ToolCall) -> dict[str, Any]:
         """What is remembered of a call; nothing if it was another one."""
-        facts = _parsed((self._memory.get(f"call {call.id}") or b"").decode(errors="replace"))
+        facts = _parsed((self._store.get(f"call {call.id}") or b"").decode(errors="replace"))
         if not isinstance(facts, dict) or not isinstance(facts.get("raw"), str):
             return {}
         same = facts.get("name") == call.name and _parsed(str(facts.get("arguments"))) == _parsed(
@@ -75,7 +85,7 @@ class Replay:
 
     def recall(self, before: bytes, said: Sequence[Piece]) -> list[int] | None:
         """See `Recall`."""
-        stored = self._memory.get(self._key(before, said))
+        stored = self._store.get(self._key(before, said))
         if stored is None or len(stored) % 4:
             return None
         ids = array("i", stored).tolist()
@@ -96,3 +106,83 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+class LruStore:
+    """Small values by name, in memory and, if they are to outlive the process, in a SQLite file.  The least recently
+    used leave first.  Errors of the file are not reported: what is kept here only saves time."""
+
+    def __init__(self, file: Path | None = None, max_entries: int = MAX_ENTRIES):
+        self._max_entries = max_entries
+        self._entries: OrderedDict[str, bytes] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()
+        self._added = 0
+        self._file = _open(file) if file is not None else None
+
+    def get(self, name: str) -> bytes | None:
+        with self._lock:
+            if name in self._entries:
+                self._entries.move_to_end(name)
+                return self._entries[name]
+            value = self._from_file(name)
+            if value is not None:
+                self._keep(name, value)
+            return value
+
+    def set(self, name: str, value: bytes) -> None:
+        with self._lock:
+            self._keep(name, value)
+            if self._file is None:
+                return
+            with suppress(sqlite3.Error):
+                row = (name, value, time.time())
+                self._file.execute("INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)", row)
+                self._added += 1
+                if self._added % PRUNE_EVERY == 1:
+                    newest = "SELECT name FROM remembered ORDER BY used DESC LIMIT ?"
+                    self._file.execute(
+                        f"DELETE FROM remembered WHERE name NOT IN ({newest})", (self._max_entries,)
+                    )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _keep(self, name: str, value: bytes) -> None:
+        self._entries[name] = value
+        self._entries.move_to_end(name)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+
+    def _from_file(self, name: str) -> bytes | None:
+        if self._file is None:
+            return None
+        with suppress(sqlite3.Error):
+            row = self._file.execute("SELECT value FROM remembered WHERE name = ?", (name,)).fetchone()
+            if row is not None and isinstance(row[0], bytes):
+                self._file.execute("UPDATE remembered SET used = ? WHERE name = ?", (time.time(), name))
+                return row[0]
+        return None
+
+
+def _open(file: Path) -> sqlite3.Connection | None:
+    """The file, made new if it is none of ours; None if there cannot be one."""
+    for _ in range(2):
+        with suppress(sqlite3.OperationalError, OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(file, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS remembered (name TEXT PRIMARY KEY, value BLOB, used REAL)"
+                )
+                connection.execute("SELECT name, value, used FROM remembered LIMIT 1")
+                return connection
+            except sqlite3.DatabaseError as error:
+                connection.close()
+                if not isinstance(error, sqlite3.OperationalError):  # not a database
+                    file.unlink(missing_ok=True)
+    return None

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from penstock.chat.messages import Conversation, Encoding, Message, Role, Thinking, ToolCall
+from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.errors import SnapshotError
 
 FORMAT = "penstock-conversation"
@@ -32,7 +32,7 @@ def conversation_from_json(text: str, name: str = "conversation") -> Conversatio
             messages=tuple(map(_message, data["messages"])),
             tools=tuple(dict(tool) for tool in data["tools"]),
             thinking=Thinking(data["thinking"]),
-            encoding=Encoding(data["encoding"]),
+            encoding=_text(data["encoding"]),
             response_schema=data["response_schema"],
             json_only=bool(data["json_only"]),
         )

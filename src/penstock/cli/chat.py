@@ -14,13 +14,20 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from penstock.chat.chat_session import ChatSession
+from penstock.chat.deepseek_v4.render import Encoding
 from penstock.chat.events import Event
-from penstock.chat.lines import keep_history, more_typed, read_message, start_editing
-from penstock.chat.messages import Conversation, Encoding, Role, Thinking
-from penstock.chat.talk import Talk
+from penstock.chat.messages import Conversation, Role, Thinking
 from penstock.cli import options
 from penstock.cli.opening import open_engine, stats_line
-from penstock.cli.showing import Display, printable
+from penstock.cli.terminal import (
+    Display,
+    keep_history,
+    more_typed,
+    printable,
+    read_message,
+    start_editing,
+)
 from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, PenstockError
@@ -53,10 +60,10 @@ def chat_command(
     """
     conversation = Conversation((), thinking=parse_thinking(think), encoding=encoding)
     engine = open_engine(model, chosen)
-    talk = Talk(engine, conversation)
-    talk.set_system(system)
+    session = ChatSession(engine, conversation)
+    session.set_system(system)
     with engine:
-        Repl(talk, sampling, max_tokens, Console(highlight=False, soft_wrap=True), stats).run()
+        Repl(session, sampling, max_tokens, Console(highlight=False, soft_wrap=True), stats).run()
 
 
 def parse_thinking(word: str) -> Thinking:
@@ -71,9 +78,9 @@ class Repl:
     """Reads, answers, and repeats until the person leaves."""
 
     def __init__(
-        self, talk: Talk, sampling: Sampling, max_tokens: int, console: Console, stats: bool = False
+        self, session: ChatSession, sampling: Sampling, max_tokens: int, console: Console, stats: bool = False
     ):
-        self.talk = talk
+        self.session = session
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.console = console
@@ -91,7 +98,7 @@ class Repl:
         is_terminal = sys.stdin.isatty()
         if is_terminal:
             start_editing()
-            self.note(f"{self.talk.engine.checkpoint.path.name}; /help for help, Ctrl-D to leave")
+            self.note(f"{self.session.engine.checkpoint.path.name}; /help for help, Ctrl-D to leave")
         try:
             for message in self._messages("> " if is_terminal else ""):
                 self.handle(message)
@@ -139,17 +146,19 @@ class Repl:
     # ── answering ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _answer(self, message: str) -> None:
-        before, begin = self.talk.engine.stats(), time.perf_counter()
+        before, begin = self.session.engine.stats(), time.perf_counter()
         with _interruptible() as interrupt:
-            events = self.talk.say(message, self.max_tokens, self.sampling, stopped=lambda: bool(interrupt))
+            events = self.session.say(
+                message, self.max_tokens, self.sampling, stopped=lambda: bool(interrupt)
+            )
             self._show(events)
         if interrupt:
-            begun = self.talk.finish_reason is not None
+            begun = self.session.finish_reason is not None
             self.note("(stopped)" if begun else "(stopped before the answer began; the message is forgotten)")
-        elif self.talk.finish_reason == "length":
+        elif self.session.finish_reason == "length":
             self.note("(cut off: --max-tokens or the context is used up)")
         if self.stats:
-            self.note(stats_line(before, self.talk.engine.stats(), time.perf_counter() - begin))
+            self.note(stats_line(before, self.session.engine.stats(), time.perf_counter() - begin))
 
     def _show(self, events: Iterator[Event]) -> None:
         with self.console.status("reading …"):  # shown only on a terminal
@@ -165,27 +174,27 @@ class Repl:
         self.note(HELP, "")
 
     def _think(self, word: str) -> None:
-        self.talk.set_thinking(parse_thinking(word or "on"))
-        self.note(f"thinking: {self.talk.conversation.thinking}")
+        self.session.set_thinking(parse_thinking(word or "on"))
+        self.note(f"thinking: {self.session.conversation.thinking}")
 
     def _system(self, text: str) -> None:
         if text:
-            self.talk.set_system("" if text == "-" else text)
-        messages = self.talk.conversation.messages
+            self.session.set_system("" if text == "-" else text)
+        messages = self.session.conversation.messages
         shown = "\n\n".join(message.content for message in messages if message.role is Role.SYSTEM)
         self.note(printable(shown) or "(no system text)")
 
     def _reset(self, _: str) -> None:
-        self.talk.reset()
+        self.session.reset()
         self.note("(a new conversation)")
 
     def _save(self, name: str) -> None:
-        self.talk.save(_path("/save", name))
+        self.session.save(_path("/save", name))
         self.note(f"saved: {name}")
 
     def _load(self, name: str) -> None:
-        trouble = self.talk.load(_path("/load", name))
-        self.note(f"{len(self.talk.conversation.messages)} messages loaded")
+        trouble = self.session.load(_path("/load", name))
+        self.note(f"{len(self.session.conversation.messages)} messages loaded")
         if trouble:
             self.note(f"they will be read again: {trouble}")
 

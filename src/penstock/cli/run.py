@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.chat.events import Event, TextDelta
-from penstock.chat.parse import Parser
-from penstock.chat.prompt import single_turn
-from penstock.chat.turn import Turn
+from penstock.chat.driver import ChatDriver
+from penstock.chat.events import Event, TextDelta, Turn
+from penstock.chat.messages import question
 from penstock.cli import options
 from penstock.cli.opening import open_engine, stats_line
-from penstock.cli.showing import Display
+from penstock.cli.terminal import Display
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
@@ -50,13 +49,13 @@ def run_command(
     text = sys.stdin.read() if prompt == "-" else prompt
     begin = time.perf_counter()
     engine = open_engine(model, chosen)
-    ids = _prompt_ids(engine, text, raw, system, think)
+    reply = None if raw else ChatDriver(engine).reply(question(text, system, think), sampling)
+    ids = _raw_ids(engine, text, system, think) if reply is None else reply.prompt.ids
     opened = time.perf_counter()
     before = engine.stats()
-    stream = engine.generate(ids, max_tokens, sampling)
-    parser = None if raw else Parser(thinking=think, tools=False)
+    stream = engine.generate(ids, max_tokens, sampling if reply is None else reply.sampling)
     steps: list[Step] = []
-    turn = Turn(thinking=think)
+    turn = Turn() if reply is None else reply.turn
     # Redirected, only the answer is in the file; the reasoning still shows on the terminal.
     answer = Console(highlight=False, soft_wrap=True)
     display = Display(answer, answer if answer.is_terminal else Console(stderr=True, soft_wrap=True))
@@ -65,10 +64,15 @@ def run_command(
     first = time.perf_counter()
     for step in chain([opening], stream):
         steps.append(step)
-        events = _events(parser, step)
-        turn.add(events)
+        if reply is None:  # without the chat format all of it is text
+            events: list[Event] = [TextDelta(step.text)]
+            turn.add(events)
+        else:
+            events = reply.push(step).events
         if not json_output:
             display.show(events)
+        if reply is not None and reply.finished:
+            break
     done = time.perf_counter()
     if json_output:
         report = _report(ids, steps, turn, opened - begin, first - opened, done - first)
@@ -84,17 +88,7 @@ def run_command(
     engine.close()
 
 
-def _events(parser: Parser | None, step: Step) -> list[Event]:
-    """What a step adds to the answer.  Without the chat format all of it is text."""
-    if parser is None:
-        return [TextDelta(step.text)]
-    events = parser.push(step.text)
-    return events + (parser.finish(step.finish_reason) if step.finish_reason else [])
-
-
-def _prompt_ids(engine: Engine, text: str, raw: bool, system: str, think: bool) -> list[int]:
-    if not raw:
-        return single_turn(engine.tokenizer, text, system, think)
+def _raw_ids(engine: Engine, text: str, system: str, think: bool) -> list[int]:
     if system or think:
         raise OptionError("--system and --think belong to the chat format; they cannot go with --raw")
     bos = engine.tokenizer.bos_id
@@ -131,7 +125,7 @@ def _report(
     return {
         "text": "".join(turn.content),
         **({"reasoning": "".join(turn.reasoning)} if turn.reasoning else {}),
-        "finish_reason": steps[-1].finish_reason,
+        "finish_reason": turn.finish_reason or steps[-1].finish_reason,
         "tokens": tokens,
         "usage": {"prompt_tokens": len(ids), "completion_tokens": len(steps)},
         "timings": {

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from penstock.chat.prompt import single_turn
+from penstock.chat.driver import ChatDriver
+from penstock.chat.messages import question
 from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.cli.trace_plot import draw
@@ -52,7 +53,7 @@ def trace_record_command(
     sampling = Sampling(temperature=1.0, seed=0, ignore_eos=True)
     console = Console(stderr=True)
     with Engine(model or options.default_model(), threads=chosen.threads, trace=output) as engine:
-        steps = engine.generate(single_turn(engine.tokenizer, prompt), tokens, sampling)
+        steps = engine.generate(ChatDriver(engine).reply(question(prompt)).prompt.ids, tokens, sampling)
         for _ in track(steps, "recording", tokens, console=console, disable=not console.is_terminal):
             pass
     print(f"{output}: {tokens:,} tokens recorded")

@@ -78,7 +78,7 @@ class Constraints:
         self._finishing: dict[bytes, Finishing] = {}
         self._compiled = lru_cache(KEPT)(self._compile)
 
-    def hold(self, rules: Rules) -> Constraint:
+    def constrain(self, rules: Rules) -> Constraint:
         """What holds one answer to `rules`; GrammarError if a grammar cannot be used."""
         start = None if rules.start is None else self.matcher(rules.start.text)
         if start is not None and rules.begun and not start.consume_tokens(self.tokenizer.encode(rules.begun)):

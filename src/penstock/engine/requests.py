@@ -1,4 +1,4 @@
-"""Requests: what is asked, what happens to it, and how far it is while it has a session."""
+"""Requests: what is asked, what happens to it, and the slot that it has while it is being answered."""
 
 import threading
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.engine.constraint import Constraint
+from penstock.engine.prefix_cache import Match
 from penstock.engine.sampling import Sampling
-from penstock.engine.session_pool import Taken
 from penstock.engine.steps import Generation, Step
 
-FIRST_FRONTIER: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
+FIRST_CHECKPOINT: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """So many of the prompt's tokens are read, the first `cached` of them by somebody before: `source` and `reason`
-    are those of `Taken`."""
+class PrefillProgress:
+    """So many of the prompt's tokens are read, the first `cached` of them before: `source` and `reason` are those of
+    `Match`."""
 
     done: int
     total: int
@@ -26,17 +26,25 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The next tokens of a prompt that is scored, each with its log-probability.  `last`: the request is over."""
+
+    steps: list[Step]
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The request is over without an answer, or in the middle of one."""
 
     error: BaseException
 
 
-Update = Reading | Step | Failed
+Update = PrefillProgress | Scored | Step | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SlotState:
     """How far a request is that is being answered, in tokens; `read` counts those that were `cached`."""
 
     prompt: int
@@ -50,9 +58,11 @@ class Progress:
 class Request:
     """What is asked, and whom to tell.  `emit` is called on the scheduler's thread and must not wait.
 
-    shared    tokens at the prompt's beginning that other conversations have too: a system prompt
-    stable    tokens at the prompt's beginning that the next turn will have too: all but what makes the model speak
+    shared      tokens at the prompt's beginning that other conversations have too: a system prompt
+    stable      tokens at the prompt's beginning that the next turn will have too: all but what makes the model speak
     constraint  what holds the answer to a form
+    score       if set, the prompt is scored: a log-probability for each of its tokens after the first, which nothing
+                predicts, and so many alternatives.  With `max_tokens` 0 that is all.
     """
 
     prompt: list[int]
@@ -62,10 +72,12 @@ class Request:
     shared: int = 0
     stable: int | None = None
     constraint: Constraint | None = None
+    score: int | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    generation: Generation | None = None  # from when it is accepted
-    paused: list[int] | None = None  # all its tokens when it had to step back
-    behind: "Behind | None" = None
+    generation: Generation | None = None  # from when it is accepted, unless it generates nothing
+    preempted: list[int] | None = None  # all its tokens when it lost its slot
+    scored: int = 0  # tokens of the prompt whose successors are scored
+    waits_for: "PrefixWait | None" = None
 
     def cancel(self) -> None:
         """Nobody wants the answer any more: the request is over before the next step."""
@@ -73,65 +85,74 @@ class Request:
 
     @property
     def tokens(self) -> list[int]:
-        """What a session has to have read before the next token: with what was generated before a pause."""
-        return self.prompt if self.paused is None else self.paused
+        """What a session has to have read before the next token: with what was generated before it lost its slot."""
+        if self.preempted is not None:
+            return self.preempted
+        return (
+            self.prompt if self.max_tokens else self.prompt[:-1]
+        )  # nothing follows a prompt that is only scored
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """Somebody else who is about to come to a place that a request wants to begin at."""
+class PrefixWait:
+    """A request waits until another slot has read the prefix that both have in common."""
 
-    active: "Active"
-    place: int
+    slot: "Slot"
+    length: int
 
-    def comes(self, active: "list[Active]") -> bool:
-        return self.active in active and self.active.prompting and self.active.session.position < self.place
+    def is_coming(self, slots: "list[Slot]") -> bool:
+        return self.slot in slots and self.slot.prefilling and self.slot.session.position < self.length
 
 
-class Active:
-    """A request with a session."""
+class Slot:
+    """A request with a session.  `pending`: the tokens that the session has to read next."""
 
-    def __init__(self, request: Request, taken: Taken):
-        assert request.generation is not None
+    def __init__(self, request: Request, match: Match):
         self.request, self.generation = request, request.generation
-        self.session, self.source, self.reason = taken
-        self.generation.session = self.session
+        self.session, self.source, self.reason = match
+        if self.generation is not None:
+            self.generation.session = self.session
         self.cached = self.session.position
-        self.left = request.tokens[self.cached :]
-        self.prompting = True
-        self.resumed = request.paused is not None
+        self.pending = request.tokens[self.cached :]
+        self.prefilling = True
+        self.resumed = request.preempted is not None
 
     @property
     def tokens(self) -> list[int]:
-        return [*self.session.tokens, *self.left]
+        return [*self.session.tokens, *self.pending]
 
-    def reading(self) -> Reading:
+    @property
+    def scoring(self) -> bool:
+        """Whether the next tokens of the prompt are scored."""
+        request = self.request
+        scores = request.score is not None and self.prefilling
+        return scores and request.scored <= self.session.position < len(request.prompt)
+
+    def progress(self) -> PrefillProgress:
         position, total = self.session.position, len(self.request.prompt)
-        return Reading(min(position, total), total, min(self.cached, total), self.source, self.reason)
+        return PrefillProgress(min(position, total), total, min(self.cached, total), self.source, self.reason)
 
-    def progress(self) -> Progress:
-        prompt, remaining = len(self.request.prompt), self.generation.remaining
-        read = max(0, prompt - len(self.left)) if self.prompting else prompt
-        return Progress(
-            prompt, min(self.cached, prompt), read, self.request.max_tokens - remaining, remaining
-        )
+    def state(self) -> SlotState:
+        prompt, limit = len(self.request.prompt), self.request.max_tokens
+        remaining = 0 if self.generation is None else self.generation.remaining
+        read = max(0, prompt - len(self.pending)) if self.prefilling else prompt
+        return SlotState(prompt, min(self.cached, prompt), read, limit - remaining, remaining)
 
     @property
     def stable(self) -> int:
-        """Where the prompt's end is kept: as near to `request.stable` as the session can return."""
+        """Where the prompt's end is kept: as near to `request.stable` as the session can rewind."""
         length = len(self.request.prompt)
         wanted = length - 1 if self.request.stable is None else self.request.stable
         return max(wanted, length - self.session.engine.options.max_rewind)
 
-    def next_cut(self, frontiers: bool) -> int:
-        """The position up to which may be read before the session is worth keeping."""
-        position, end = self.session.position, self.session.position + len(self.left)
+    def next_cut(self, checkpoints: bool) -> int:
+        """The position up to which may be read before the session is worth keeping, or scoring goes on."""
+        position, end = self.session.position, self.session.position + len(self.pending)
         cuts = [end]
-        if position < self.request.shared < end:
-            cuts.append(self.request.shared)
-        if frontiers:
-            frontier = FIRST_FRONTIER
-            while frontier <= position:
-                frontier *= 2
-            cuts.append(min(frontier, end))
+        cuts += [cut for cut in (self.request.shared, self.request.scored) if position < cut < end]
+        if checkpoints:
+            checkpoint = FIRST_CHECKPOINT
+            while checkpoint <= position:
+                checkpoint *= 2
+            cuts.append(min(checkpoint, end))
         return min(cuts)

@@ -1,23 +1,62 @@
 """Many requests on one engine: those that are being answered advance together, step by step.
 
-Policy.  Up to `parallel` requests are active, in order of arrival; the others wait.  A step takes one token of every
-request that is decoding, and a piece of the oldest prompt that is not read yet.  While others decode, that piece is
-as large as can be read in the time that a step of decoding takes, so that reading a long prompt at most halves their
+Policy.  Up to `parallel` requests have a slot, in order of arrival; the others wait.  A step takes one token of every
+slot that is decoding, and a piece of the oldest prompt that is not read yet.  While others decode, that piece is as
+large as can be read in the time that a step of decoding takes, so that prefill of a long prompt at most halves their
 pace; when nobody decodes it is a whole chunk.  A request whose prompt begins like one that is being read waits for
-it, rather than read the same again.  If the sessions in use outgrow their memory, the youngest steps back and waits.
+it, rather than read the same again.  If the sessions in use outgrow their memory, the youngest loses its slot and
+waits.
+
+A prompt that is scored needs logits of every row, so its pieces are small, and they take turns with those of prompts
+that are only read.
 """
 
 import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.engine.engine import Engine
 from penstock.engine.pace import Pace
-from penstock.engine.requests import FIRST_FRONTIER, Active, Behind, Failed, Progress, Request, Update
-from penstock.engine.session_pool import WORTH, SessionPool, common_length
+from penstock.engine.prefix_cache import MIN_PREFIX, Match, PrefixCache, common_length
+from penstock.engine.requests import (
+    FIRST_CHECKPOINT,
+    Failed,
+    PrefixWait,
+    Request,
+    Scored,
+    Slot,
+    SlotState,
+    Update,
+)
+from penstock.engine.steps import score
 from penstock.errors import BusyError, ContextLengthError, PenstockError
+
+Logits = NDArray[np.float32]
+
+MAX_SCORED: Final = 64  # rows of a prompt that are scored in a step
+LOGITS_SHARE: Final = (
+    4  # their logits take a quarter at most of the memory for a full step, which theirs is not
+)
+
+
+class Work(NamedTuple):
+    """What a slot does in a step.
+
+    wants   whether it needs the logits after its last token
+    scores  whether it needs those of all tokens, because they are scored
+    """
+
+    slot: Slot
+    ids: list[int]
+    wants: bool
+    scores: bool = False
 
 
 class Scheduler:
@@ -28,22 +67,23 @@ class Scheduler:
         engine: Engine,
         parallel: int = 8,
         waiting: int = 64,
-        pool: SessionPool | None = None,
+        prefix_cache: PrefixCache | None = None,
         park_after: float = 0.0,
     ):
         """park_after: seconds without requests after which the weights leave memory; 0: they never do."""
         self.engine, self.parallel, self.most_waiting = engine, parallel, waiting
-        self.pool = SessionPool(engine) if pool is None else pool
+        self.prefix_cache = PrefixCache(engine) if prefix_cache is None else prefix_cache
         self.park_after = park_after
         self.ready = not engine.parked  # it was once
         self.failure: Exception | None = None  # why it never will be
         self._waiting: deque[Request] = deque()
-        self._active: list[Active] = []
+        self._slots: list[Slot] = []
         self._changed = threading.Condition()
         self._running = self._ended = False
         self._wanted: str | None = None  # "parked" or "awake", if somebody has asked for it
         self._thread: threading.Thread | None = None
-        self._pace = Pace()
+        self._pace, self._scoring_pace = Pace(), Pace()
+        self._scored_last = False
         self.steps = self.busy_rows = self.paused = 0
         self.engine_seconds = 0.0
 
@@ -51,14 +91,21 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Takes a request.  Raises at once what is wrong with it; BusyError if too many wait already."""
-        if len(request.prompt) >= self.engine.context:
-            raise ContextLengthError(
-                f"{len(request.prompt):,} tokens leave no room for an answer in a context of {self.engine.context:,}"
+        length, context = len(request.prompt), self.engine.context
+        if request.score is not None and length > context:
+            raise ContextLengthError(f"{length:,} tokens do not fit into a context of {context:,}")
+        if request.score is None or request.max_tokens:
+            if length >= context:
+                raise ContextLengthError(
+                    f"{length:,} tokens leave no room for an answer in a context of {context:,}"
+                )
+            request.generation = self.engine.generation(
+                None, request.prompt, request.max_tokens, request.sampling
             )
-        request.generation = self.engine.generation(
-            None, request.prompt, request.max_tokens, request.sampling
-        )
-        request.generation.sampler.constraint = request.constraint
+            request.generation.sampler.constraint = request.constraint
+        elif length < 2:  # nothing predicts the first token
+            request.emit(Scored([], last=True))
+            return
         with self._changed:
             if self._ended:
                 raise BusyError("the server is shutting down")
@@ -69,7 +116,7 @@ class Scheduler:
 
     @property
     def active(self) -> int:
-        return len(self._active)
+        return len(self._slots)
 
     @property
     def waiting(self) -> int:
@@ -80,9 +127,9 @@ class Scheduler:
         """Whether it takes no more requests."""
         return self._ended
 
-    def snapshot(self) -> list[Progress]:
-        """How far everybody is, oldest first.  Nobody waits for it: a step may end while it is taken."""
-        return [active.progress() for active in list(self._active)]
+    def snapshot(self) -> list[SlotState]:
+        """How far each slot is, oldest first.  Takes no lock: a step may end meanwhile."""
+        return [slot.state() for slot in list(self._slots)]
 
     def park(self, parked: bool = True) -> None:
         """Asks for the weights to leave memory as soon as nobody needs them, or to come back."""
@@ -98,16 +145,16 @@ class Scheduler:
     def stop(self, deadline: float = 0.0) -> None:
         """Lets active requests go on for up to `deadline` seconds, then ends what is left with BusyError."""
         end = time.monotonic() + deadline
-        while (self._active or self._waiting) and time.monotonic() < end:
+        while (self._slots or self._waiting) and time.monotonic() < end:
             time.sleep(0.02)
         with self._changed:
             self._running, self._ended = False, True
             self._changed.notify()
         if self._thread is not None and self.ready:  # reading weights may take minutes, for nothing
             self._thread.join()
-        for request in [active.request for active in self._active] + list(self._waiting):
+        for request in [slot.request for slot in self._slots] + list(self._waiting):
             request.emit(Failed(BusyError("the server is shutting down")))
-        self._active.clear()
+        self._slots.clear()
         self._waiting.clear()
 
     # ── the scheduler's own thread ────────────────────────────────────────────────────────────────────────
@@ -139,25 +186,25 @@ class Scheduler:
                     self.step()
             except Exception as error:  # nobody may wait for ever because one step went wrong
                 logging.getLogger(__name__).exception("a step failed")
-                for active in list(self._active):
-                    self._leave(active, Failed(error))
+                for slot in list(self._slots):
+                    self._leave(slot, Failed(error))
 
     def _idle(self) -> bool:
-        return not self._active and not self._waiting
+        return not self._slots and not self._waiting
 
     def _patience(self) -> float | None:
         """Seconds to wait for requests before parking."""
         return self.park_after if self.park_after and not self.engine.parked else None
 
     def _park(self) -> None:
-        """Weights leave memory; so do sessions, if there is a shelf for them."""
-        if self.pool.shelf is not None:
-            self.pool.save()
-            self.pool.clear()
+        """Weights leave memory; so do sessions, if there is a place on disk for them."""
+        if self.prefix_cache.disk is not None:
+            self.prefix_cache.save()
+            self.prefix_cache.clear()
         self.engine.park()
 
     def step(self) -> None:
-        """Admits who can be, and advances everybody once."""
+        """Admits who can be, and advances every slot once."""
         self._drop_cancelled()
         self._admit()
         self._fit()
@@ -166,21 +213,29 @@ class Scheduler:
             return
         begin = time.perf_counter()
         try:
-            found = self.engine.advance([(active.session, ids, wants) for active, ids, wants in work])
+            found = self._run_step(work)
         except PenstockError as error:
             self._one_by_one(work, error)
             return
+        scores = [_score(part, logits) for part, logits in zip(work, found, strict=True)]
         seconds = time.perf_counter() - begin
         self.engine_seconds += seconds
         self._measure(work, seconds)
         self.steps += 1
         self.busy_rows += len(work)
-        for (active, ids, _), logits in zip(work, found, strict=True):
-            self._advance(active, ids, logits)
+        for part, logits, scored in zip(work, found, scores, strict=True):
+            self._advance(part, logits, scored)
+
+    def _run_step(self, work: Sequence[Work]) -> list[Logits | None]:
+        """The logits of each part's last rows: [rows, vocab]"""
+        if any(part.scores for part in work):  # no prompts are only read then, so no row is in vain
+            return self.engine.feed([(part.slot.session, part.ids) for part in work], logits="all")
+        found = self.engine.advance([(part.slot.session, part.ids, part.wants) for part in work])
+        return [None if row is None else row[None] for row in found]
 
     def _drop_cancelled(self) -> None:
-        for active in [active for active in self._active if active.request.cancelled.is_set()]:
-            self._leave(active)
+        for slot in [slot for slot in self._slots if slot.request.cancelled.is_set()]:
+            self._leave(slot)
         with self._changed:
             for request in [request for request in self._waiting if request.cancelled.is_set()]:
                 self._waiting.remove(request)
@@ -189,9 +244,9 @@ class Scheduler:
         with self._changed:
             waiting = list(self._waiting)
         for request in waiting:
-            if len(self._active) >= self.parallel:
+            if len(self._slots) >= self.parallel:
                 return
-            if self._follows(request):
+            if self._waits_for_prefix(request):
                 continue
             if not self._has_room(request):
                 return
@@ -200,131 +255,181 @@ class Scheduler:
             self._begin(request)
 
     def _begin(self, request: Request) -> None:
-        active = Active(request, self.pool.take(request.tokens))
-        self._active.append(active)
-        if not active.resumed:
-            request.emit(active.reading())
+        if request.score is None or request.scored == len(request.prompt):
+            match = self.prefix_cache.take(request.tokens)
+        else:  # what is cached has no logits any more
+            match = Match(self.engine.session(), "none", "new")
+        slot = Slot(request, match)
+        self._slots.append(slot)
+        if not slot.resumed:
+            request.emit(slot.progress())
 
-    def _follows(self, request: Request) -> bool:
-        """Whether somebody is reading what this prompt begins with, so that it need not be read twice."""
-        if request.behind is not None and request.behind.comes(self._active):
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """Whether a slot is reading what this prompt begins with, so that it need not be read twice."""
+        if request.waits_for is not None and request.waits_for.is_coming(self._slots):
             return True
-        request.behind = None
-        for active in self._active:
-            if not active.prompting:
+        request.waits_for = None
+        for slot in self._slots if request.score is None else ():
+            if not slot.prefilling or slot.request.score is not None:
                 continue
-            common = common_length(active.request.prompt, request.tokens[:-1])
-            places = [place for place in (active.request.shared, active.stable) if place <= common]
-            place = max(places, default=0)
-            is_new = place - active.session.position >= WORTH
-            if is_new and place - self.pool.usable(request.tokens) >= WORTH:
-                request.behind = Behind(active, place)
+            common = common_length(slot.request.prompt, request.tokens[:-1])
+            lengths = [length for length in (slot.request.shared, slot.stable) if length <= common]
+            length = max(lengths, default=0)
+            is_new = length - slot.session.position >= MIN_PREFIX
+            if is_new and length - self.prefix_cache.usable(request.tokens) >= MIN_PREFIX:
+                request.waits_for = PrefixWait(slot, length)
                 return True
         return False
 
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _in_use(self) -> int:
-        return sum(self.engine.state_bytes(active.session.position) for active in self._active)
+        return sum(self.engine.state_bytes(slot.session.position) for slot in self._slots)
 
     def _has_room(self, request: Request) -> bool:
         """Whether a session for this prompt fits beside those in use.  One alone always does: the plan has it."""
         needed = self.engine.state_bytes(len(request.tokens))
-        return not self._active or self._in_use() + needed <= self.pool.budget
+        return not self._slots or self._in_use() + needed <= self.prefix_cache.budget
 
     def _fit(self) -> None:
         """Sees to it that sessions take the memory they may, now that those in use have grown."""
         in_use = self._in_use()
-        while in_use > self.pool.budget and len(self._active) > 1:
-            youngest = self._active[-1]
+        while in_use > self.prefix_cache.budget and len(self._slots) > 1:
+            youngest = self._slots[-1]
             in_use -= self.engine.state_bytes(youngest.session.position)
-            self._pause(youngest)
-        self.pool.make_room(in_use)
+            self._preempt(youngest)
+        self.prefix_cache.make_room(in_use)
 
-    def _pause(self, active: Active) -> None:
-        """The session goes to the pool, which may have no room for it; the request goes to the head of the queue."""
+    def _preempt(self, slot: Slot) -> None:
+        """The session goes to the cache, which may have no room for it; the request goes to the head of the queue."""
         self.paused += 1
-        active.request.paused = active.tokens
-        self._active.remove(active)
-        self.pool.give(active.session)
+        slot.request.preempted = slot.tokens
+        self._slots.remove(slot)
+        if slot.generation is not None:
+            self.prefix_cache.give(slot.session)
         with self._changed:
-            self._waiting.appendleft(active.request)
+            self._waiting.appendleft(slot.request)
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _choose(self) -> "list[tuple[Active, list[int], bool]]":
-        """Who advances by which tokens, and whether logits are wanted."""
-        decoding = [(active, active.left, True) for active in self._active if not active.prompting]
+    def _choose(self) -> list[Work]:
+        """Which slots advance by which tokens."""
+        decoding = [Work(slot, slot.pending, True) for slot in self._slots if not slot.prefilling]
         work = decoding[: self.engine.plan.chunk]
         room = self.engine.plan.chunk - len(work)
+        scoring = self._scores_next()
+        if scoring:
+            room = min(room, self._score_rows())
         if decoding:
-            room = self._pace.room(room)
-        for active in self._active:
-            if active.prompting and room > 0:
-                cut = active.next_cut(self.pool.shelf is not None) - active.session.position
-                ids = active.left[: min(room, cut)]
-                work.append((active, ids, len(ids) == len(active.left)))
+            room = (self._scoring_pace if scoring else self._pace).room(room)
+        for slot in self._slots:
+            if slot.prefilling and slot.scoring == scoring and room > 0:
+                cut = slot.next_cut(self.prefix_cache.disk is not None) - slot.session.position
+                ids = slot.pending[: min(room, cut)]
+                work.append(Work(slot, ids, len(ids) == len(slot.pending), scoring))
                 room -= len(ids)
         return work
 
-    def _measure(self, work: "list[tuple[Active, list[int], bool]]", seconds: float) -> None:
-        read = sum(len(ids) for active, ids, _ in work if active.prompting)
+    def _scores_next(self) -> bool:
+        """Whether prompts are scored in the next step, or only read: by turns, if there are both."""
+        kinds = {slot.scoring for slot in self._slots if slot.prefilling}
+        self._scored_last = not self._scored_last if len(kinds) == 2 else True in kinds
+        return self._scored_last
+
+    def _score_rows(self) -> int:
+        """How many rows are scored in a step: their logits, and a copy of them, stay within the memory of steps."""
+        row = 2 * 4 * self.engine.config.vocab_size
+        return max(1, min(MAX_SCORED, self.engine.plan.work // LOGITS_SHARE // row))
+
+    def _measure(self, work: Sequence[Work], seconds: float) -> None:
+        read = sum(len(part.ids) for part in work if part.slot.prefilling)
         if read == 0:
             self._pace.decoded(seconds)
-        elif any(not active.prompting for active, _, _ in work):
-            self._pace.read(read, seconds)
+            self._scoring_pace.decoded(seconds)
+        elif any(not part.slot.prefilling for part in work):
+            (self._scoring_pace if self._scored_last else self._pace).read(read, seconds)
 
-    def _advance(self, active: Active, ids: list[int], logits: "object") -> None:
-        active.left = active.left[len(ids) :]
-        if active.prompting:
-            if not active.resumed:
-                active.request.emit(active.reading())
-            self._keep(active)
-            if active.left:
+    def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
+        slot, request = work.slot, work.slot.request
+        slot.pending = slot.pending[len(work.ids) :]
+        if slot.prefilling:
+            if not slot.resumed:
+                request.emit(slot.progress())
+            if scored is not None:
+                request.scored = slot.session.position
+                if isinstance(scored, Failed) or scored.last:
+                    self._leave(slot, scored)
+                    return
+                if scored.steps:
+                    request.emit(scored)
+            self._keep(slot)
+            if slot.pending:
                 return
-            active.prompting = False
+            slot.prefilling = False
+        assert slot.generation is not None
+        assert logits is not None
         try:
-            step = active.generation.next(logits)  # type: ignore[arg-type]
+            step = slot.generation.next(logits[-1])
         except PenstockError as error:
-            self._leave(active, Failed(error))
+            self._leave(slot, Failed(error))
             return
-        active.left = [step.token]
+        slot.pending = [step.token]
         if step.finish_reason is not None:
-            self._leave(active, step)
+            self._leave(slot, step)
         else:
-            active.request.emit(step)
+            request.emit(step)
 
-    def _keep(self, active: Active) -> None:
-        """Part of a prompt has been read: is this a place to return to?"""
-        position, session = active.session.position, active.session
-        if not active.left and not active.resumed:
-            # What follows may be told differently next time, so the prompt's end is kept.
-            self.pool.keep(session, "prompt", back=min(position - active.stable, session.max_rewind))
-        elif position == active.request.shared:
-            self.pool.keep(session, "system")
-        elif self.pool.shelf is not None and position >= FIRST_FRONTIER and _is_power_of_two(position):
-            self.pool.keep(session, "frontier")
-
-    def _leave(self, active: Active, last: Update | None = None) -> None:
-        self._active.remove(active)
-        self.pool.in_use = self._in_use()
-        self.pool.give(active.session)
-        if last is not None:
-            active.request.emit(last)
-
-    def _one_by_one(self, work: "list[tuple[Active, list[int], bool]]", error: PenstockError) -> None:
-        """A step failed.  Everybody goes on alone once, so that only those fail whose own work does."""
-        if len(work) == 1:
-            self._leave(work[0][0], Failed(error))
+    def _keep(self, slot: Slot) -> None:
+        """Part of a prompt has been read: keeps the session where others may go on from here."""
+        position, session = slot.session.position, slot.session
+        if slot.generation is None:
             return
-        for active, ids, wants in work:
+        if not slot.pending and not slot.resumed:
+            # What follows may be told differently next time, so the prompt's end is kept.
+            back = min(position - slot.stable, session.max_rewind)
+            self.prefix_cache.keep(session, "prompt", back=back)
+        elif position == slot.request.shared:
+            self.prefix_cache.keep(session, "system")
+        elif (
+            self.prefix_cache.disk is not None and position >= FIRST_CHECKPOINT and _is_power_of_two(position)
+        ):
+            self.prefix_cache.keep(session, "frontier")
+
+    def _leave(self, slot: Slot, last: Update | None = None) -> None:
+        self._slots.remove(slot)
+        self.prefix_cache.in_use = self._in_use()
+        if slot.generation is not None:  # what was only scored is rarely continued
+            self.prefix_cache.give(slot.session)
+        if last is not None:
+            slot.request.emit(last)
+
+    def _one_by_one(self, work: Sequence[Work], error: PenstockError) -> None:
+        """A step failed.  Every slot goes on alone once, so that only those fail whose own work does."""
+        if len(work) == 1:
+            self._leave(work[0].slot, Failed(error))
+            return
+        for part in work:
             try:
-                (logits,) = self.engine.advance([(active.session, ids, wants)])
+                (logits,) = self._run_step([part])
             except PenstockError as own:
-                self._leave(active, Failed(own))
+                self._leave(part.slot, Failed(own))
             else:
                 with suppress(ValueError):
-                    self._advance(active, ids, logits)
+                    self._advance(part, logits, _score(part, logits))
+
+
+def _score(work: Work, logits: Logits | None) -> Scored | Failed | None:
+    """What the logits say of the tokens that follow in the prompt, if it is scored."""
+    slot, request = work.slot, work.slot.request
+    if not work.scores or logits is None or request.score is None:
+        return None
+    end = slot.session.position
+    following = request.prompt[end - len(work.ids) + 1 : end + 1]  # the last token of the prompt has none
+    try:
+        steps = [score(row, token, request.score) for row, token in zip(logits, following, strict=False)]
+    except PenstockError as error:
+        return Failed(error)
+    return Scored(steps, last=slot.generation is None and len(work.ids) == len(slot.pending))
 
 
 def _is_power_of_two(number: int) -> bool:

@@ -65,7 +65,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
-        """What the draft block expects after `token`, which is about to follow the sequence at `position` → [vocab]"""
+        """What the draft block expects after `token`, which is about to follow a sequence at `position` → [vocab]"""
 
     @abstractmethod
     def announce(self, tokens: NDArray[np.int64]) -> None:

@@ -5,6 +5,7 @@
 // range of output columns, for all experts in their order, so that sums are made in that order without being stored.
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "inputs.h"
 #include "step_bytes.h"
@@ -185,11 +186,26 @@ struct Memory {
           shared_ready(layout, shared_rows, shared_width, shared_inner) {}
 };
 
+// The experts of a call in ascending order of id: those that rows name and the table has.
+struct Chosen {
+    std::vector<i64> number;  // by id: among the chosen, or -1
+    std::vector<const ps_expert*> experts;
+
+    Chosen(const ps_expert* const* table, i64 all, const i64* ids, i64 count) : number(static_cast<std::size_t>(all), -1) {
+        for (i64 i = 0; i < count; i++)
+            if (table[ids[i]]) number[static_cast<std::size_t>(ids[i])] = 0;
+        for (i64 id = 0; id < all; id++)
+            if (i64& own = number[static_cast<std::size_t>(id)]; own == 0) {
+                own = static_cast<i64>(experts.size());
+                experts.push_back(table[id]);
+            }
+    }
+};
+
 // What both entry points are given.
 struct Call {
-    const ps_expert* const* experts;
-    const i64* expert_ids;
-    i64 count;
+    const ps_expert* const* table;
+    i64 experts;  // in it
     const i64* ids;
     const float* weights;
     i64 slots;
@@ -203,16 +219,16 @@ struct Call {
 };
 
 void run(const Call& call, i64 threads) {
-    const i64 count = call.count, slots = call.slots;
+    const i64 slots = call.slots;
+    const Chosen chosen(call.table, call.experts, call.ids, call.rows * slots);
+    const i64 count = static_cast<i64>(chosen.experts.size());
+    const ps_expert* const* experts = chosen.experts.data();
     const ps_expert* shared = call.shared;
     if (call.rows == 0 || (count == 0 && !shared)) return;
     const i64 jobs = count + (shared ? 1 : 0);
-    const i64 hidden = (shared ? shared : call.experts[0])->gate->columns;
-    const i64 width = count ? call.experts[0]->gate->rows : 0, shared_width = shared ? shared->gate->rows : 0;
-    auto number_of = [&](i64 id) {  // or -1
-        const i64* found = std::lower_bound(call.expert_ids, call.expert_ids + count, id);
-        return found < call.expert_ids + count && *found == id ? found - call.expert_ids : i64{-1};
-    };
+    const i64 hidden = (shared ? shared : experts[0])->gate->columns;
+    const i64 width = count ? experts[0]->gate->rows : 0, shared_width = shared ? shared->gate->rows : 0;
+    auto number_of = [&](i64 id) { return chosen.number[static_cast<std::size_t>(id)]; };
     for (i64 from = 0; from < call.rows; from += CHUNK) {
         const i64 chunk = std::min(CHUNK, call.rows - from), shared_rows = shared ? chunk : 0;
         const i64* id = call.ids + from * slots;
@@ -232,7 +248,7 @@ void run(const Call& call, i64 threads) {
                 outer.add(*expert.up, n);
                 down.add(*expert.down, n, EXACT);  // see finish_inner
             };
-            for (i64 e = 0; e < count; e++) add(*call.experts[e], inputs[e], inner);
+            for (i64 e = 0; e < count; e++) add(*experts[e], inputs[e], inner);
             if (shared) add(*shared, chunk, shared_inner);
         }
         const Memory places(jobs, chunk, routed, shared_rows, hidden, width, shared_width, outer, inner, shared_inner);
@@ -245,7 +261,7 @@ void run(const Call& call, i64 threads) {
         float* weight = at<float>(memory, places.weight);
 
         // Pairs sorted by expert, those of one expert by row and slot.
-        for (i64 e = 0; e < count; e++) new (job + e) Job{call.experts[e], &routed_inner, call.limit, 0, 0, 0, 0, 0};
+        for (i64 e = 0; e < count; e++) new (job + e) Job{experts[e], &routed_inner, call.limit, 0, 0, 0, 0, 0};
         for (i64 i = 0; i < chunk * slots; i++)
             if (const i64 e = number_of(id[i]); e >= 0) job[e].rows++;
         for (i64 e = 0, first = 0; e < count; e++) {
@@ -302,18 +318,16 @@ i64 experts_bytes(const ps_step_sizes& s, i64 rows) {
                   inner, inner).layout.bytes();
 }
 
-void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
-                const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
-                const float* x, i64 rows, float* out, i64 more, i64 threads) {
-    run({experts, expert_ids, count, ids, weights, slots, limit, shared, shared_limit, x, rows, out, more != 0, false},
-        threads);
+void ps_experts(const ps_expert* const* table, i64 experts, const i64* ids, const float* weights, i64 slots, float limit,
+                const ps_expert* shared, float shared_limit, const float* x, i64 rows, float* out, i64 more,
+                i64 threads) {
+    run({table, experts, ids, weights, slots, limit, shared, shared_limit, x, rows, out, more != 0, false}, threads);
 }
 
-void ps_expert_terms(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
-                     const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
-                     const float* x, i64 rows, float* terms, i64 threads) {
-    run({experts, expert_ids, count, ids, weights, slots, limit, shared, shared_limit, x, rows, terms, false, true},
-        threads);
+void ps_expert_terms(const ps_expert* const* table, i64 experts, const i64* ids, const float* weights, i64 slots,
+                     float limit, const ps_expert* shared, float shared_limit, const float* x, i64 rows, float* terms,
+                     i64 threads) {
+    run({table, experts, ids, weights, slots, limit, shared, shared_limit, x, rows, terms, false, true}, threads);
 }
 
 void ps_expert_sum(const i64* ids, const float* weights, i64 rows, i64 slots, i64 shared, const float* terms,

@@ -38,10 +38,10 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_project": (None, _p, _p, _n, _p, _n),
     "ps_keys_run": (None, _p, _p, _n, _p, _p, _n, _p, _p, _n, _n),
     "ps_route_rows": (None, _p, _p, _p, _n, _p, _p, _n),
-    "ps_table_experts": (None, _p, _n, _p, _p, _n, _f, _p, _f, _p, _n, _p, _n, _n),
-    "ps_table_terms": (None, _p, _n, _p, _p, _n, _f, _p, _f, _p, _n, _p, _n),
+    "ps_experts": (None, _p, _n, _p, _p, _n, _f, _p, _f, _p, _n, _p, _n, _n),
+    "ps_expert_terms": (None, _p, _n, _p, _p, _n, _f, _p, _f, _p, _n, _p, _n),
     "ps_expert_sum": (None, _p, _p, _n, _n, _n, _p, _n, _p, _n),
-    "ps_round_fp8": (None, _p, _n, _n, _n),
+    "ps_round_fp8": (None, _p, _n, _n, _n, _n),
     "ps_head_input": (None, _p, _p, _n, _p, _n),
     # sampling
     "ps_logits_top": (c_int64, _p, _n, _p),

@@ -54,22 +54,22 @@ PS_EXPORT void ps_products(const ps_weight* const* weights, i64 count, const flo
 PS_EXPORT void ps_grouped_product(const ps_weight* weight, i64 groups, const float* x, i64 x_stride, i64 rows,
                                   float* out, i64 out_stride, i64 threads);
 
-// Routed experts.  ids, weights [rows, slots]; experts[i] is the expert with id expert_ids[i], which ascend.  Ids that are
-// not among them are left out.  out_r = Σ weight · down(silu(min(gate, limit)) · clamp(up, ±limit)), over the row's
-// experts in ascending order of id, those with the same id in order of slot; then, unless it is null, the shared expert
-// with its own limit.  x, out [rows, hidden], contiguous.  `more`: is added to what out holds.
+// Routed experts.  ids, weights [rows, slots]; table[id]: the expert with that id, of `experts` in all.  Ids whose place there
+// is null are left out.  out_r = Σ weight · down(silu(min(gate, limit)) · clamp(up, ±limit)), over the row's experts in
+// ascending order of id, those with the same id in order of slot; then, unless it is null, the shared expert with its own
+// limit.  x, out [rows, hidden], contiguous.  `more`: is added to what out holds.
 //
 // Where `down` rounds its inputs, the routing weight is multiplied into what is rounded, and the term is added as it is.
-PS_EXPORT void ps_experts(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
-                          const float* weights, i64 slots, float limit, const ps_expert* shared, float shared_limit,
-                          const float* x, i64 rows, float* out, i64 more, i64 threads);
+PS_EXPORT void ps_experts(const ps_expert* const* table, i64 experts, const i64* ids, const float* weights, i64 slots,
+                          float limit, const ps_expert* shared, float shared_limit, const float* x, i64 rows,
+                          float* out, i64 more, i64 threads);
 
 // The terms of that sum one by one, for experts that come in any order.  terms [rows · slots + rows, hidden]: an expert's
 // go to their rows and slots, the shared one's behind all of those.  weights [rows, slots] may be null unless some `down`
 // rounds its inputs: terms are not weighted, except in that case.
-PS_EXPORT void ps_expert_terms(const ps_expert* const* experts, const i64* expert_ids, i64 count, const i64* ids,
-                               const float* weights, i64 slots, float limit, const ps_expert* shared,
-                               float shared_limit, const float* x, i64 rows, float* terms, i64 threads);
+PS_EXPORT void ps_expert_terms(const ps_expert* const* table, i64 experts, const i64* ids, const float* weights,
+                               i64 slots, float limit, const ps_expert* shared, float shared_limit, const float* x,
+                               i64 rows, float* terms, i64 threads);
 
 // And their sum, once all terms are there: to the bit what `ps_experts` gives for all of them at once.  weights is null
 // where terms are weighted already.

@@ -87,13 +87,19 @@ PS_INLINE void widen(const Rows& rows, i64 index, i64 dim, float* out) {
     for (; d < dim; d += LANES) store(out + d, from_f16(load_u16(row + d, dim - d)));
 }
 
+#if defined(__aarch64__)
+using half = __fp16;  // GCC 12 has no _Float16 in C++ there
+#else
+using half = _Float16;
+#endif
+
 // x [dim] into a row of a cache, to the nearest value of its type, ties to even.
 inline void narrow(const float* x, i64 dim, i64 kind, void* row) {
     if (kind == F32) {
         std::memcpy(row, x, static_cast<std::size_t>(dim) * sizeof(float));
     } else if (kind == F16) {
-        _Float16* out = static_cast<_Float16*>(row);
-        for (i64 d = 0; d < dim; d++) out[d] = static_cast<_Float16>(x[d]);
+        half* out = static_cast<half*>(row);
+        for (i64 d = 0; d < dim; d++) out[d] = static_cast<half>(x[d]);
     } else {
         std::uint16_t* out = static_cast<std::uint16_t*>(row);
         for (i64 d = 0; d < dim; d++) {

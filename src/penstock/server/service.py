@@ -3,34 +3,29 @@
 import asyncio
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
-from penstock.chat.events import Done, Event, TextDelta, ToolCallStarted
-from penstock.chat.grammar import hold, is_held
-from penstock.chat.markers import END_THINK
-from penstock.chat.messages import Conversation
-from penstock.chat.parse import Parser
-from penstock.chat.pieces import Encoded, Prompt
-from penstock.chat.remembered import Remembered
-from penstock.chat.render import render
-from penstock.chat.replay import Replay
-from penstock.chat.token_parser import TokenParser
-from penstock.chat.turn import Turn
-from penstock.engine.constraint import Constraint, Constraints
+from penstock.chat.driver import ChatDriver, Reply, Token, format_of
+from penstock.chat.replay import LruStore, Replay
+from penstock.engine.constraint import Constraint
+from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
-from penstock.engine.requests import Failed, Reading, Request, Update
+from penstock.engine.prefix_cache import PrefixCache
+from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.session_pool import SessionPool
-from penstock.engine.shelf import Shelf
 from penstock.engine.steps import Step
-from penstock.server.errors import ApiError
-from penstock.server.post import Post
-from penstock.server.settings import Settings
+from penstock.server.http.errors import ApiError
+from penstock.server.http.settings import Settings
+from penstock.server.usage import Usage
+
+T = TypeVar("T")
 
 
 def service_of(request: HttpRequest) -> "Service":
@@ -44,32 +39,9 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-@dataclass(slots=True)
-class Usage:
-    """Counted while a request runs."""
-
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    reasoning: int = 0
-    begun: float = field(default_factory=time.monotonic)
-    first: float | None = None  # when the first token was there
-    ended: float | None = None
-
-
 # Told of a prompt when it comes; what it returns is told what happens to it, `Failed` also if it is refused.
 Follower = Callable[[Update], None]
 Observer = Callable[[Sequence[int], Usage], Follower]
-
-
-@dataclass(slots=True)
-class Token:
-    """One sampled token and what it means for the conversation.  `reasoning`: it is part of the model's thoughts, or
-    what ends them."""
-
-    step: Step
-    events: list[Event]
-    reasoning: bool = False
 
 
 class Service:
@@ -79,15 +51,17 @@ class Service:
         self.engine, self.settings = engine, settings
         folder = settings.kv_dir
         if scheduler is None:
-            shelf = None if folder is None else Shelf(engine, folder, settings.kv_space)
-            pool = SessionPool(engine, shelf=shelf)
-            scheduler = Scheduler(engine, settings.parallel, settings.queue, pool, settings.park_after)
+            disk = None if folder is None else DiskSessions(engine, folder, settings.kv_space)
+            cache = PrefixCache(engine, disk=disk)
+            scheduler = Scheduler(engine, settings.parallel, settings.queue, cache, settings.park_after)
         self.scheduler = scheduler
-        remembered = Remembered(None if folder is None else folder / "said.sqlite")
-        self.replay = Replay(engine.fingerprint, engine.config.vocab_size, remembered)
+        store = LruStore(None if folder is None else folder / "said.sqlite")
+        format = format_of(engine)
+        replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
+        self.driver = ChatDriver(engine, replay, format)
         self.created = int(time.time())
         self.observers: list[Observer] = []
-        self._last_post: Post[Update] | None = None
+        self._last_dispatch: LoopDispatch | None = None
 
     @property
     def state(self) -> str:
@@ -101,12 +75,6 @@ class Service:
             return "waking" if self.engine.loading is not None else "parked"
         return "ready"
 
-    @cached_property
-    def constraints(self) -> Constraints:
-        """What answers are held to a form with."""
-        tokenizer = self.engine.tokenizer
-        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids})
-
     def start(self) -> None:
         self.scheduler.start()
 
@@ -114,16 +82,11 @@ class Service:
         """Lets answers go on for so many seconds, then ends; sessions are saved, if there is a folder for them."""
         self.scheduler.stop(deadline)
         if self.scheduler.ready:
-            pool = self.scheduler.pool
-            if pool.shelf is not None:
-                pool.save()
-                pool.shelf.close()
+            cache = self.scheduler.prefix_cache
+            if cache.disk is not None:
+                cache.save()
+                cache.disk.close()
             self.engine.close()
-
-    def encode(self, conversation: Conversation, **rendering: bool) -> tuple[Prompt, Encoded]:
-        """The prompt for an answer, what was said before in the tokens that it was said with."""
-        prompt = render(self.replay.with_calls(conversation), **rendering)
-        return prompt, prompt.encode(self.engine.tokenizer, self.replay.recall)
 
     async def complete(
         self,
@@ -134,21 +97,22 @@ class Service:
         shared: int = 0,
         stable: int | None = None,
         constraint: Constraint | None = None,
-    ) -> AsyncGenerator[Reading | Step, None]:
+        score: int | None = None,
+    ) -> AsyncGenerator[PrefillProgress | Scored | Step, None]:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
-        client that goes away does, ends the request before its next step.  shared, stable, constraint: see
+        client that goes away does, ends the request before its next step.  shared, stable, constraint, score: see
         `Request`."""
         updates: asyncio.Queue[Update] = asyncio.Queue()
-        tell = partial(self._post().send, updates.put_nowait)
+        tell = partial(self._dispatch().send, updates.put_nowait)
 
         limit = min(max_tokens, self.settings.max_tokens)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint)
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
         timer = self._timer(usage, tell)
         try:
-            if self.scheduler.pool.shelf is not None:
-                await asyncio.to_thread(self.scheduler.pool.fetch, request.prompt)
+            if self.scheduler.prefix_cache.disk is not None and score is None:
+                await asyncio.to_thread(self.scheduler.prefix_cache.fetch, request.prompt)
             self.scheduler.submit(request)
             while True:
                 update = await updates.get()
@@ -157,9 +121,13 @@ class Service:
                 match update:
                     case Failed(error):
                         raise error
-                    case Reading():
+                    case PrefillProgress():
                         usage.cached = update.cached
                         yield update
+                    case Scored():
+                        yield update
+                        if update.last:
+                            return
                     case Step():
                         usage.first = usage.first or time.monotonic()
                         usage.completion += 1
@@ -176,12 +144,12 @@ class Service:
             request.cancel()
             usage.ended = time.monotonic()
 
-    def _post(self) -> Post[Update]:
+    def _dispatch(self) -> "LoopDispatch":
         """The way to the loop that runs now."""
         loop = asyncio.get_running_loop()
-        if self._last_post is None or self._last_post.loop is not loop:
-            self._last_post = Post(loop)
-        return self._last_post
+        if self._last_dispatch is None or self._last_dispatch.loop is not loop:
+            self._last_dispatch = LoopDispatch(loop)
+        return self._last_dispatch
 
     def _timer(self, usage: Usage, tell: Follower) -> asyncio.TimerHandle | None:
         """Ends a request that takes longer than one may."""
@@ -191,56 +159,45 @@ class Service:
         error = ApiError(504, f"the request took more than {timeout:g} seconds", code="timeout")
         return loop.call_later(usage.begun + timeout - time.monotonic(), tell, Failed(error))
 
-    async def _held(
-        self, conversation: Conversation, prompt: Prompt, force_call: bool = False, **rendering: bool
-    ) -> Constraint | None:
-        """What holds the answer to its form.  A grammar may take a while to compile, and the first one a second."""
-        if not is_held(conversation):
-            return None
-        last = conversation.messages[-1]
-        begun = (last.content or last.reasoning or "") if rendering.get("continue_final") else ""
-        how = {"thinking": prompt.thinking, "force_call": force_call}
-        return await asyncio.to_thread(hold, self.constraints, conversation, **how, begun=begun)
-
-    async def chat(
-        self, conversation: Conversation, max_tokens: int, sampling: Sampling, usage: Usage, **rendering: bool
-    ) -> AsyncGenerator[Reading | Token, None]:
-        """An assistant's turn, token by token; the last one's events end with `Done`.  rendering: see `render`."""
-        prompt, encoded = self.encode(conversation, **rendering)
-        # Stop strings end an answer.  In reasoning and tool calls they mean nothing, so they are for the parser.
-        words = Parser(
-            thinking=prompt.thinking,
-            tools=bool(conversation.tools),
-            stop=sampling.stop,
-            forced=rendering.get("force_call", False),
-            continuing=rendering.get("continue_final", False),
-        )
-        parser = TokenParser(self.engine.tokenizer, words)
-        held = await self._held(conversation, prompt, **rendering)
-        reasons, end = prompt.thinking, self.engine.tokenizer.token_id(END_THINK)
-        turn = Turn(thinking=prompt.thinking)
-        stream = self.complete(
-            encoded.ids, max_tokens, replace(sampling, stop=()), usage, encoded.shared, encoded.stable, held
-        )
-        try:
+    async def run(
+        self, reply: Reply, max_tokens: int, usage: Usage
+    ) -> AsyncGenerator[PrefillProgress | Token, None]:
+        """An assistant's turn, token by token; the last one's events end with `Done`."""
+        constraint = await asyncio.to_thread(reply.constraint) if reply.constrained else None
+        ids, shared, stable, _ = reply.prompt
+        stream = self.complete(ids, max_tokens, reply.sampling, usage, shared, stable, constraint)
+        async with aclosing(stream):
             async for update in stream:
-                if isinstance(update, Reading):
-                    yield update
-                    continue
-                events = parser.push(update.token)
-                token = Token(update, events, reasons)
-                usage.reasoning += reasons
-                answers = any(isinstance(event, TextDelta | ToolCallStarted) for event in events)
-                reasons = reasons and update.token != end and not answers
-                if update.finish_reason is not None or parser.finished:
-                    reason = "stop" if parser.finished else update.finish_reason or "stop"
-                    events += parser.finish(reason)
-                turn.add(events)
-                if events and isinstance(events[-1], Done):
-                    if not rendering.get("continue_final") and not sampling.stop:
-                        self.replay.remember(encoded, turn.message(), parser.tokens)
+                if isinstance(update, Step):
+                    token = reply.push(update)
+                    usage.reasoning += token.reasoning
                     yield token
-                    return
-                yield token
-        finally:
-            await stream.aclose()
+                    if reply.finished:
+                        return
+                elif isinstance(update, PrefillProgress):
+                    yield update
+
+
+class LoopDispatch:
+    """Calls functions on an event loop for another thread, many at a time: a step has something for every request,
+    and waking the loop for each of them would cost more than the step's own work around the model."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.loop = loop
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._scheduled = False
+
+    def send(self, function: Callable[[T], None], update: T) -> None:
+        """From any thread."""
+        self._calls.append((function, update))
+        if not self._scheduled:
+            self._scheduled = True
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self.loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        # First: what is sent from now on wakes the loop again, what was sent before is here.
+        self._scheduled = False
+        while self._calls:
+            function, update = self._calls.popleft()
+            function(update)

@@ -217,7 +217,7 @@ def plan_for_context(
     context: int | None,
     memory: Memory,
 ) -> tuple[Plan, int]:
-    """The plan for a context of so many tokens (None: as long as it leaves most of the budget to weights), and how long
+    """The plan for a context of so many tokens (None: as long as leaves most of the budget to weights), and how long
     the context may be.  needs: what the rest takes at a context length."""
     sizes = Sizes(checkpoint)
     if budget is None and mode in ("auto", "direct"):

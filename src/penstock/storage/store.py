@@ -32,7 +32,7 @@ class Lease(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
+    def __exit__(  # noqa: B027 - most have nothing to let go
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None: ...
 

@@ -56,7 +56,7 @@ class Tier:
         self.entries[key] = Entry(Location(self.name, slot), expert)
 
     def release(self, key: int) -> bool:
-        """The expert's slot is free again.  False: it had none, evicted by the very request that failed to bring it."""
+        """The expert's slot is free again.  False: it had none, evicted by the request that failed to bring it."""
         entry = self.entries.pop(key, None)
         if entry is not None:
             self.slots.give(entry.location.slot)

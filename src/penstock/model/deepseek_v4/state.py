@@ -1,4 +1,4 @@
-"""What a DeepSeek-V4 sequence keeps between steps: a window of key/value rows per layer, and what compressors need."""
+"""What a DeepSeek-V4 sequence keeps between steps: windows of key/value rows, and what compressors need."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ def layer_series(
 
 
 def draft_series(config: ModelConfig, kv_dtype: str) -> list[Series]:
-    """The draft block's window, whose pair i needs token i + 1, and the trunk streams that its next pair starts from."""
+    """The draft block's window, whose pair i needs token i + 1, and the trunk streams that its next pair needs."""
     streams = Series(f"{DRAFT}.streams", config.streams * config.hidden, "f32", reach=1)
     return [*layer_series(config, config.mtp_layer, DRAFT, kv_dtype, lag=1), streams]
 

@@ -30,7 +30,7 @@ class CpuExperts(v4.Experts):
         for table in lease.in_order():
             assert isinstance(table, CpuExpertTable)
             shared = self._shared.address if lease.last else None
-            native().ps_table_experts(
+            native().ps_experts(
                 *(table.address, len(table), ids.address, weights.address, ids.array.shape[1], spec.limit),
                 *(shared, spec.shared_limit, x.address, rows, out.address, begun, self._threads),
             )
@@ -47,7 +47,7 @@ class CpuExperts(v4.Experts):
             assert isinstance(table, CpuExpertTable)
             # The shared expert fills the time in which the others are on their way.
             now = shared if lease.requested else None
-            native().ps_table_terms(
+            native().ps_expert_terms(
                 *(table.address, len(table), ids.address, weights.address, slots, spec.limit),
                 *(now, spec.shared_limit, x.address, rows, terms.address, self._threads),
             )

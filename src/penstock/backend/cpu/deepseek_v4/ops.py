@@ -200,7 +200,9 @@ class CpuJoin(v4.Join):
             *(x.address, norm.address, rows, self._spec.hidden, self._spec.eps, out.address, self._threads)
         )
         if self._spec.low_precision:
-            native().ps_round_fp8(out.address, rows, self._spec.hidden, v4.LINEAR_GROUP)
+            native().ps_round_fp8(
+                out.address, rows, self._spec.hidden, v4.LINEAR_GROUP, self._threads
+            )
         return out
 
     def _product(self, number: int, x: Buffer, out: Buffer) -> None:

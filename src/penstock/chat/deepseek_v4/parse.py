@@ -1,0 +1,199 @@
+"""What the model writes becomes events: reasoning, answer, tool calls.
+
+The grammar is `reasoning </think> answer [tool block] EOS`, without the first part if the prompt has closed it.
+Text may arrive in any pieces: the events, joined, are the same.  Whatever may still become part of a marker is held
+back until it is decided.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from penstock.chat.deepseek_v4.markers import DSML, END_THINK
+from penstock.chat.deepseek_v4.tags import MARKED_OPENINGS, PLAIN_OPENINGS, find_first
+from penstock.chat.deepseek_v4.tool_block import Block
+from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
+from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta
+from penstock.engine.stops import StopStrings
+from penstock.errors import OptionError
+
+
+def random_call_id() -> str:
+    """`call_` and 24 hexadecimal digits: a client cannot guess the id of another's call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class _State(Enum):
+    REASONING = auto()
+    CONTENT = auto()
+    BLOCK = auto()
+    AFTER = auto()  # the block is closed, or a stop string was found: the rest is not part of the turn
+
+
+class Parser:
+    """Reads one turn.
+
+    thinking    the prompt ends inside reasoning (`Prompt.thinking`)
+    tools       tools are on offer: DSML is a call.  Without them it is text like any other.
+    stop        strings that end the answer; they do not apply to reasoning and tool calls
+    continuing  the turn goes on with text that is already there: its first line feeds count
+    forced      the prompt ends with `forced_call_prefix`
+
+    >>> parser = Parser(thinking=True, tools=False)
+    >>> parser.push("Hmm.\\n</thi"), parser.push("nk>Yes"), parser.finish("stop")
+    ([ReasoningDelta(text='Hmm.')], [TextDelta(text='Yes')], [Done(finish_reason='stop')])
+    """
+
+    def __init__(
+        self,
+        *,
+        thinking: bool,
+        tools: bool,
+        stop: Sequence[str] = (),
+        continuing: bool = False,
+        forced: bool = False,
+        new_id: Callable[[], str] = random_call_id,
+    ):
+        self.finished = False  # nothing that is pushed from now on matters: generation may end
+        self._state = _State.REASONING if thinking else _State.CONTENT
+        self._tools = tools
+        self._stops = StopStrings(stop)
+        self._started = continuing  # something of this part has been shown
+        self._new_id = new_id
+        self._held = ""
+        self._block: Block | None = None
+        self._origin = self._state  # where the block began
+        self._events: list[Event] = []
+        self._is_done = False
+        marked = MARKED_OPENINGS if tools else ()
+        self._reasoning_marks = (END_THINK, *marked)
+        self._content_marks = (*self._reasoning_marks, *(PLAIN_OPENINGS if tools else ()))
+        if forced:
+            if thinking or not tools:
+                raise OptionError("a forced call needs tools and a prompt that has closed the reasoning")
+            self.push(BEFORE_BLOCK + OPEN_BLOCK)
+
+    def push(self, text: str, special: bool = False) -> list[Event]:
+        """Events of what is certain now.  `special`: `text` is a marker token's string.  Markers that have no place
+        in a turn are dropped."""
+        if self.finished or (special and text not in (END_THINK, DSML)):
+            return []
+        self._held += text
+        while self._held and not self.finished and self._read():
+            pass
+        return self._taken()
+
+    def finish(self, reason: str) -> list[Event]:
+        """The rest, and `Done`.  `reason`: "stop" (EOS or a stop token) or "length"."""
+        if reason not in ("stop", "length"):
+            raise OptionError(f"finish reason is {reason!r}, expected 'stop' or 'length'")
+        if self._is_done:
+            return []
+        self.finished = self._is_done = True
+        if self._block and self._state is _State.BLOCK:
+            self._events += self._block.finish(cut=reason == "length")
+            self._close_block(self._block)
+            if self._block and reason == "stop":
+                reason = "tool_calls"
+        elif self._state is _State.AFTER:
+            reason = "tool_calls" if self._block else "stop"
+        else:
+            self._show(self._held)
+        if self._state is _State.CONTENT:
+            self._answer(self._stops.finish())
+        if self._stops.found:
+            reason = "stop"
+        self._events.append(Done(reason, self._stops.found))
+        return self._taken()
+
+    def _read(self) -> bool:
+        """One step; whether there may be another."""
+        match self._state:
+            case _State.REASONING:
+                return self._read_reasoning()
+            case _State.CONTENT:
+                return self._read_content()
+            case _:
+                return self._read_block()
+
+    def _read_reasoning(self) -> bool:
+        at, mark = find_first(self._held, self._reasoning_marks)
+        body = self._held[:at].rstrip("\n")
+        self._show(body)
+        if mark == END_THINK:  # the line feeds before it are not part of the reasoning
+            self._held = self._held[at + len(mark) :]
+            self._state, self._started = _State.CONTENT, False
+        elif mark:
+            self._open_block(len(body), at, mark)
+        else:
+            self._held = self._held[len(body) :]
+        return bool(mark)
+
+    def _read_content(self) -> bool:
+        at, mark = find_first(self._held, self._content_marks)
+        while mark in PLAIN_OPENINGS and not self._begins_line(at):
+            at, mark = find_first(self._held, self._content_marks, at + 1)
+        body = self._held[:at]
+        if mark == END_THINK:  # one too many
+            self._show(body)
+            self._held = self._held[at + len(mark) :]
+            return True
+        if self._tools:
+            body = body.rstrip("\n")  # they go with the block, if one follows
+        self._show(body)
+        if mark:
+            self._open_block(len(body), at, mark)
+        else:
+            self._held = self._held[len(body) :]
+        return bool(mark)
+
+    def _begins_line(self, at: int) -> bool:
+        return self._held[at - 1] == "\n" if at else not self._started
+
+    def _open_block(self, begin: int, at: int, mark: str) -> None:
+        if self.finished:  # a stop string came first
+            return
+        if self._state is _State.CONTENT:
+            self._answer(self._stops.finish())
+        before, self._held = self._held[begin:at], self._held[at:]
+        self._origin, self._state = self._state, _State.BLOCK
+        self._block = Block(before, mark in PLAIN_OPENINGS, self._new_id)
+
+    def _read_block(self) -> bool:
+        assert self._block is not None
+        self._events += self._block.push(self._held)
+        self._held = ""
+        if not self._block.closed:
+            return False
+        self._close_block(self._block)
+        return True
+
+    def _close_block(self, block: Block) -> None:
+        remains = block.remains.replace(END_THINK, "")
+        if block.calls:
+            self._events += [TextDelta(remains)] if remains else []
+            self._events += block.finished_calls()
+            self._state, self.finished = _State.AFTER, True
+        else:  # it was only talk: back to where it began
+            self._state, self._held, self._block = self._origin, block.rest, None
+            self._show(remains)
+
+    def _show(self, text: str) -> None:
+        """Text of the current part, without line feeds at its beginning."""
+        if not self._started:
+            text = text.lstrip("\n")
+        self._started = self._started or bool(text)
+        if self._state is _State.REASONING:
+            self._events += [ReasoningDelta(text)] if text else []
+        else:
+            self._answer(self._stops.push(text))
+            if self._stops.found:
+                self._state, self.finished = _State.AFTER, True
+
+    def _answer(self, text: str) -> None:
+        if text:
+            self._events.append(TextDelta(text))
+
+    def _taken(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,90 @@
+"""DSML's tags, in the spelling that DeepSeek-V4 was taught and in those that it slips into.
+
+<｜DSML｜tool_calls>   as taught          <DSML｜tool_calls>   first bar lost
+<tool_calls>          marker lost        <｜DSML｜function_calls>   the name that V3.2 used
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from penstock.chat.deepseek_v4.markers import DSML
+
+LOST_BAR: Final = DSML[1:]
+_BLOCKS: Final = ("tool_calls", "function_calls")
+
+# Every opening begins with `<` and has no other, so at most one of them can begin at any place.
+MARKED_OPENINGS: Final = tuple(
+    f"<{mark}{name}" for mark in (DSML, LOST_BAR) for name in (*(f"{block}>" for block in _BLOCKS), "invoke ")
+)
+PLAIN_OPENINGS: Final = (*(f"<{block}>" for block in _BLOCKS), "<invoke name=")
+
+# What ends a value.  After a marker any closing tag does; without one only the exact tags, and in a block that
+# was opened with markers a bare `</parameter>` is part of the value (it may well be XML).
+CLOSING_MARK: Final = f"</{DSML}"
+_NAMES: Final = ("parameter", "invoke", *_BLOCKS)
+MARKED_ENDS: Final = (CLOSING_MARK, *(f"</{LOST_BAR}{name}>" for name in _NAMES))
+PLAIN_ENDS: Final = (*MARKED_ENDS, *(f"</{name}>" for name in _NAMES))
+
+_TAG = re.compile(rf"<(?P<close>/?)(?P<mark>{DSML}|{LOST_BAR}|)(?P<name>\w+)(?P<rest>[^>]*)>")
+_NAME = re.compile(r"""\bname\s*=\s*("[^"]*"|'[^']*'|“[^”]*”|[^\s"'“”>]+)""")
+_STRING = re.compile(r"""\bstring\s*=\s*["'“]?(true|false)["'”]?""")
+_EXACT = {
+    "invoke": re.compile(r' name="[^"]+"'),
+    "parameter": re.compile(r' name="[^"]*" string="(true|false)"'),
+}
+
+
+class Tag(NamedTuple):
+    """A tag as read.  `exact`: spelled as taught.  `string` is None where the attribute is missing."""
+
+    kind: str  # "invoke", "parameter", "block", or "" for anything else
+    close: bool
+    marked: bool
+    exact: bool
+    name: str | None = None
+    string: bool | None = None
+
+
+def read_tag(text: str) -> Tag:
+    """`text` from its `<` to its `>`."""
+    found = _TAG.fullmatch(text)
+    if not found:
+        return Tag("", text.startswith("</"), False, False)
+    name, rest, close = found["name"], found["rest"], bool(found["close"])
+    marked = found["mark"] == DSML
+    if name in _BLOCKS:
+        return Tag("block", close, marked, exact=marked and name == "tool_calls" and not rest)
+    if name not in ("invoke", "parameter"):
+        return Tag("", close, marked, False)
+    if close:
+        return Tag(name, True, marked, exact=marked and not rest)
+    attribute, kind = _NAME.search(rest), _STRING.search(rest)
+    return Tag(
+        name,
+        False,
+        marked,
+        exact=marked and bool(_EXACT[name].fullmatch(rest)),
+        name=_unquoted(attribute[1]) if attribute else None,
+        string=kind[1] == "true" if kind else None,
+    )
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if text[0] in "\"'“" else text
+
+
+def find_first(text: str, needles: tuple[str, ...], start: int = 0) -> tuple[int, str]:
+    """Where the first of `needles` (each begins with its only `<`) stands, and which one.
+
+    If none is there: where text begins that may still become one, and "".  All before that place is safe.
+    """
+    at = text.find("<", start)
+    while at >= 0:
+        rest = text[at : at + 40]  # longer than every needle
+        for needle in needles:
+            if rest.startswith(needle):
+                return at, needle
+            if needle.startswith(rest):
+                return at, ""
+        at = text.find("<", at + 1)
+    return len(text), ""

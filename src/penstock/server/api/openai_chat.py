@@ -1,0 +1,331 @@
+"""POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`)."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.chat.driver import Token
+from penstock.chat.events import (
+    ArgumentsDelta,
+    Done,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallStarted,
+    coalesced,
+)
+from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
+from penstock.engine.requests import PrefillProgress
+from penstock.engine.steps import Step
+from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
+from penstock.server.api.shared import ALIASES, EFFORTS, SamplingFields, refusal
+from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
+from penstock.server.service import Service, new_id, service_of
+from penstock.server.usage import Usage, combined, timings
+from penstock.tokenizer import Tokenizer
+
+router = APIRouter()
+
+ROLES: Final = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,  # OpenAI's newer word for it; DeepSeek's own developer role is something else
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ContentPart(_Strict):
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(_Strict):
+    name: str
+    arguments: str | None = None
+
+
+class CallInHistory(_Strict):
+    id: str | None = None
+    function: CalledFunction
+
+
+class ChatMessage(_Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallInHistory] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(BaseModel):
+    """Shown to the model as it is, with whatever else it has."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: Annotated[str, Field(min_length=1)]
+
+
+class Tool(_Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(_Strict):
+    name: str
+
+
+class ToolChoice(_Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(_Strict):
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ThinkingMode(_Strict):
+    type: Literal["enabled", "disabled"]
+
+
+class ChatRequest(SamplingFields):
+    """Thinking is off unless it is asked for: by the model's name `deepseek-reasoner`, by `thinking`, `think` or
+    `reasoning_effort`.  Those fields count more than the name, and "off" more than an effort."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    thinking: bool | ThinkingMode | None = None
+    think: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def forces_call(self) -> bool:
+        """The answer must be a call of a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+
+    def conversation(self) -> Conversation:
+        form = self.response_format or ResponseFormat(type="text")
+        asked = (
+            form.json_schema if form.type == "json_schema" and form.json_schema else JsonSchema(schema=None)
+        )
+        return Conversation(
+            tuple(self._messages()),
+            tools=tuple(self._tools()),
+            thinking=self._thinking(),
+            response_schema=asked.schema_,
+            json_only=form.type != "text" and (asked.schema_ is None or asked.strict is False),
+            parallel_calls=self.parallel_tool_calls is not False,
+        )
+
+    def _thinking(self) -> Thinking:
+        asked = self.thinking.type == "enabled" if isinstance(self.thinking, ThinkingMode) else self.thinking
+        effort = EFFORTS[self.reasoning_effort] if self.reasoning_effort else None
+        if asked is False or self.think is False or effort is Thinking.OFF:
+            return Thinking.OFF
+        if effort is not None:
+            return effort
+        return Thinking.HIGH if asked or self.think or ALIASES.get(self.model or "") else Thinking.OFF
+
+    def _tools(self) -> Iterator[dict[str, Any]]:
+        """Those that may be called now."""
+        functions = [tool.function.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ToolChoice):
+            wanted = self.tool_choice.function.name
+            functions = [function for function in functions if function["name"] == wanted]
+            if not functions:
+                raise refusal("tool_choice", f"{wanted!r} is not one of the tools")
+        if self.tool_choice == "required" and not functions:
+            raise refusal("tool_choice", "a call is required, but there are no tools")
+        if self.tool_choice != "none":
+            yield from functions
+
+    def _messages(self) -> Iterator[Message]:
+        for index, message in enumerate(self.messages):
+            calls = message.tool_calls or ()
+            if calls and message.role != "assistant":
+                raise refusal(f"messages.{index}.tool_calls", "only an assistant calls tools")
+            yield Message(
+                ROLES[message.role],
+                _text(message, index),
+                reasoning=message.reasoning_content,
+                tool_calls=tuple(
+                    ToolCall(call.id or "", call.function.name, call.function.arguments or "")
+                    for call in calls
+                ),
+                tool_call_id=message.tool_call_id,
+            )
+
+
+def _text(message: ChatMessage, index: int) -> str:
+    """The text of a message; its parts are lines of their own, as several files or remarks would be."""
+    if not isinstance(message.content, list):
+        return message.content or ""
+    for place, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            raise refusal(
+                f"messages.{index}.content.{place}",
+                f"a part of type {part.type!r} cannot be read, only text can",
+            )
+    return "\n".join(part.text or "" for part in message.content)
+
+
+class Choice:
+    """One of the answers to a request."""
+
+    def __init__(self, service: Service, body: ChatRequest, conversation: Conversation, number: int):
+        self.usage = Usage()
+        self._service, self._body = service, body
+        alternatives = (body.top_logprobs or 0) if body.logprobs else 0
+        sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
+        self.reply = service.driver.reply(conversation, sampling, forced=body.forces_call)
+        self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
+
+    async def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
+        """What happens."""
+        limit = self._service.settings.max_tokens if self._body.limit is None else self._body.limit
+        stream = self._service.run(self.reply, limit, self.usage)
+        async with aclosing(stream):
+            async for update in stream:
+                if isinstance(update, Token):
+                    self._note(update)
+                yield update
+
+    def logprobs(self) -> dict[str, list[dict[str, Any]]] | None:
+        """Those of the tokens since the last call, reasoning and answer apart as DeepSeek gives them."""
+        if not self._body.logprobs:
+            return None
+        new, self._new = self._new, {}
+        return {"content": [], **new}
+
+    def _note(self, token: Token) -> None:
+        if self._body.logprobs and not token.marker:
+            part = self._new.setdefault("reasoning_content" if token.reasoning else "content", [])
+            part.append(_logprob_object(self._service.engine.tokenizer, token.step))
+
+
+def message_object(message: Message) -> dict[str, Any]:
+    """A whole answer."""
+    result: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning is not None:
+        result["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        result["content"] = message.content or None
+        result["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def delta_object(event: Event) -> dict[str, Any] | None:
+    """A piece of an answer; None for what a stream does not tell."""
+    match event:
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case TextDelta(text):
+            return {"content": text}
+        case ToolCallStarted(index, id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ArgumentsDelta(index, fragment):
+            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+        case _:
+            return None
+
+
+def _logprob_object(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        raw = list(tokenizer.token_bytes(token))
+        return {"token": token_name(tokenizer, token), "logprob": finite(logprob), "bytes": raw}
+
+    top = [entry(token, logprob) for token, logprob in step.top_logprobs]
+    return {**entry(step.token, step.logprob), "top_logprobs": top}
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    service = service_of(request)
+    answer = _Answer(service, body)
+    if body.stream:
+        return await EventStream.open(answer.chunks(), service.settings.ping, failure_chunk)
+    return JSONResponse(await unless_disconnected(request, answer.whole()))
+
+
+class _Answer:
+    """The choices of one request, whole or piece by piece."""
+
+    def __init__(self, service: Service, body: ChatRequest):
+        self._service, self._body = service, body
+        conversation = body.conversation()
+        self._choices = [Choice(service, body, conversation, number) for number in range(body.choices)]
+        self._id, self._created = new_id("chatcmpl-"), int(time.time())
+
+    async def whole(self) -> dict[str, Any]:
+        async with aclosing(self._updates()) as updates:
+            async for _ in updates:
+                pass
+        usage = combined([choice.usage for choice in self._choices])
+        return {
+            **self._head("chat.completion"),
+            "choices": [
+                {
+                    "index": index,
+                    "message": message_object(choice.reply.message()),
+                    "logprobs": choice.logprobs(),
+                    "finish_reason": choice.reply.turn.finish_reason,
+                }
+                for index, choice in enumerate(self._choices)
+            ],
+            "usage": usage_object([usage]),
+            "timings": timings(usage),
+        }
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The role, what the model says, the reason why it ended; usage if asked for; the end of the stream."""
+        begun: set[int] = set()
+        async with aclosing(self._updates()) as updates:
+            async for index, update in updates:
+                if index not in begun:
+                    begun.add(index)
+                    yield self._chunk(index, {"role": "assistant"})
+                for event in coalesced(update.events) if isinstance(update, Token) else ():
+                    if isinstance(event, Done):
+                        spent = timings(self._choices[index].usage)
+                        yield self._chunk(index, {}, event.finish_reason, timings=spent)
+                    elif delta := delta_object(event):
+                        yield self._chunk(index, delta)
+        if self._body.wants_usage:
+            usage = combined([choice.usage for choice in self._choices])
+            yield data({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_object([usage])})
+        yield DONE
+
+    def _updates(self) -> AsyncGenerator[tuple[int, PrefillProgress | Token], None]:
+        return merged([choice.run() for choice in self._choices], self._service.settings.parallel)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = self._service.settings.name  # not what the client calls it: this is who answers
+        return {"id": self._id, "object": kind, "created": self._created, "model": name}
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> str:
+        logprobs = self._choices[index].logprobs()
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return data({**self._head("chat.completion.chunk"), "choices": [choice], **more})

@@ -1,0 +1,232 @@
+"""POST /v1/completions: text goes on, without any chat format.
+
+A prompt that is text begins with BOS, which is not part of it in an echo; token ids are taken as they are.  Offsets
+of tokens (`text_offset`) are places in the choice's own `text`.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from penstock.engine.engine import Engine
+from penstock.engine.requests import PrefillProgress, Scored
+from penstock.engine.steps import Step
+from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
+from penstock.server.api.shared import SamplingFields, refusal
+from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
+from penstock.server.service import Service, new_id, service_of
+from penstock.server.usage import Usage, combined, timings
+from penstock.tokenizer import Tokenizer
+
+router = APIRouter()
+
+DEFAULT_TOKENS = 16  # OpenAI's
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingFields):
+    prompt: str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+    suffix: str | None = None
+    best_of: int | None = None
+    ignore_eos: bool | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [token for token in self.prompt if isinstance(token, int)]
+        return [ids] if ids else [part for part in self.prompt if not isinstance(part, int)]
+
+
+class Prompt(NamedTuple):
+    """`bos`: the ids begin with a BOS that the client did not write."""
+
+    ids: list[int]
+    text: str
+    bos: bool
+
+
+def read_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
+    tokenizer = engine.tokenizer
+    if isinstance(prompt, str):
+        begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+        read = Prompt([*begin, *tokenizer.encode(prompt)], prompt, bool(begin))
+    else:
+        if any(not 0 <= token < tokenizer.vocab_size for token in prompt):
+            raise refusal("prompt", f"token ids go from 0 to {tokenizer.vocab_size - 1}")
+        read = Prompt(prompt, tokenizer.decode(prompt), False)
+    if not read.ids:
+        raise refusal("prompt", "it is empty")
+    return read
+
+
+class TokenScore(NamedTuple):
+    """A token, where it begins in the text, and how likely it was; the first of all has no likelihood."""
+
+    token: int
+    offset: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+class Part(NamedTuple):
+    """More of a choice."""
+
+    text: str
+    scored: list[TokenScore]
+    reason: str | None = None
+
+
+class Choice:
+    """One continuation of one prompt."""
+
+    def __init__(self, service: Service, body: CompletionRequest, prompt: Prompt, number: int):
+        self.usage = Usage(prompt=len(prompt.ids))
+        self._service, self._body, self._prompt = service, body, prompt
+        self._sampling = body.sampling(
+            number, stop=body.stops, top_logprobs=body.logprobs or 0, ignore_eos=bool(body.ignore_eos)
+        )
+        self._decoder = service.engine.tokenizer.stream()
+        self._offset = 0
+
+    async def run(self) -> AsyncGenerator[Part, None]:
+        limit = DEFAULT_TOKENS if self._body.limit is None else self._body.limit
+        score = self._body.logprobs if self._body.echo else None
+        if self._body.echo and score is None:
+            yield Part(self._prompt.text, [])
+        if limit == 0 and score is None:
+            self.usage.ended = time.monotonic()
+        else:
+            stream = self._service.complete(self._prompt.ids, limit, self._sampling, self.usage, score=score)
+            begins = score is not None and not self._prompt.bos
+            echo = [self._place(self._prompt.ids[0], None, [])] if begins else []
+            async with aclosing(stream):
+                async for update in stream:
+                    match update:
+                        case PrefillProgress():
+                            yield Part("", [])
+                        case Scored(steps):
+                            echo += [self._place(s.token, s.logprob, s.top_logprobs) for s in steps]
+                            if len(echo) + self._prompt.bos == len(self._prompt.ids):
+                                yield Part(self._prompt.text, echo)
+                        case Step():
+                            yield Part(update.text, self._scored(update), update.finish_reason)
+        if limit == 0:
+            yield Part("", [], "length")
+
+    def _scored(self, step: Step) -> list[TokenScore]:
+        engine = self._service.engine
+        ended = step.finish_reason == "stop" and step.token in (
+            *engine.config.eos_ids,
+            *engine.tokenizer.eos_ids,
+        )
+        if self._body.logprobs is None or ended:
+            return []
+        return [self._place(step.token, step.logprob, step.top_logprobs)]
+
+    def _place(self, token: int, logprob: float | None, top: list[tuple[int, float]]) -> TokenScore:
+        scored = TokenScore(token, self._offset, logprob, top)
+        self._offset += len(self._decoder.push(token))
+        return scored
+
+
+def logprobs_object(tokenizer: Tokenizer, scored: Iterable[TokenScore]) -> dict[str, Any]:
+    """Four lists with an entry for each token; the chosen one is always among its alternatives."""
+    result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, offset, logprob, top in scored:
+        name = token_name(tokenizer, token)
+        result["tokens"].append(name)
+        result["text_offset"].append(offset)
+        if logprob is None:
+            result["token_logprobs"].append(None)
+            result["top_logprobs"].append(None)
+        else:
+            others = {token_name(tokenizer, other): finite(value) for other, value in top}
+            result["token_logprobs"].append(finite(logprob))
+            result["top_logprobs"].append({**others, name: finite(logprob)})
+    return result
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    service = service_of(request)
+    if body.suffix:
+        raise refusal("suffix", "text cannot be filled in")
+    if body.best_of not in (None, body.choices):
+        raise refusal("best_of", "only as many as n are made")
+    answer = _Answer(service, body)
+    if body.stream:
+        return await EventStream.open(answer.chunks(), service.settings.ping, failure_chunk)
+    return JSONResponse(await unless_disconnected(request, answer.whole()))
+
+
+class _Answer:
+    """The choices for all prompts of one request: those of the first prompt come first."""
+
+    def __init__(self, service: Service, body: CompletionRequest):
+        self._service, self._body = service, body
+        prompts = [read_prompt(service.engine, prompt) for prompt in body.prompts()]
+        self._choices = [
+            Choice(service, body, prompt, number) for prompt in prompts for number in range(body.choices)
+        ]
+        self._id, self._created = new_id("cmpl-"), int(time.time())
+
+    async def whole(self) -> dict[str, Any]:
+        parts: list[list[Part]] = [[] for _ in self._choices]
+        async with aclosing(self._updates()) as updates:
+            async for index, part in updates:
+                parts[index].append(part)
+        usages = self._usages()
+        return {
+            **self._head(),
+            "choices": [self._choice(index, _joined(found)) for index, found in enumerate(parts)],
+            "usage": usage_object(usages),
+            "timings": timings(combined(usages)),
+        }
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        async with aclosing(self._updates()) as updates:
+            async for index, part in updates:
+                if part != Part("", []):
+                    yield data({**self._head(), "choices": [self._choice(index, part)]})
+        if self._body.wants_usage:
+            yield data({**self._head(), "choices": [], "usage": usage_object(self._usages())})
+        yield DONE
+
+    def _updates(self) -> AsyncGenerator[tuple[int, Part], None]:
+        return merged([choice.run() for choice in self._choices], self._service.settings.parallel)
+
+    def _usages(self) -> list[Usage]:
+        """One for each prompt."""
+        n = self._body.choices
+        usages = [choice.usage for choice in self._choices]
+        return [combined(usages[begin : begin + n]) for begin in range(0, len(usages), n)]
+
+    def _head(self) -> dict[str, Any]:
+        name = self._service.settings.name
+        return {"id": self._id, "object": "text_completion", "created": self._created, "model": name}
+
+    def _choice(self, index: int, part: Part) -> dict[str, Any]:
+        wanted = self._body.logprobs is not None
+        return {
+            "index": index,
+            "text": part.text,
+            "logprobs": logprobs_object(self._service.engine.tokenizer, part.scored) if wanted else None,
+            "finish_reason": part.reason,
+        }
+
+
+def _joined(parts: list[Part]) -> Part:
+    return Part(
+        "".join(part.text for part in parts),
+        list(chain.from_iterable(part.scored for part in parts)),
+        parts[-1].reason,
+    )

@@ -1,0 +1,1 @@
+"""What surrounds the endpoints: the application, access and limits, streams, errors."""

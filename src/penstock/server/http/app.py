@@ -1,0 +1,134 @@
+"""The web application: all endpoints, and the middleware around them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from penstock import __version__
+from penstock.errors import PenstockError
+from penstock.server.api import (
+    anthropic,
+    llamacpp,
+    openai,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
+from penstock.server.http.errors import ApiError, api_error, respond
+from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
+from penstock.server.observe import dashboard, logs, metrics, request_trace
+from penstock.server.service import Service
+
+ROUTERS: Final = [
+    anthropic.router,
+    openai_responses.router,
+    openai.router,
+    openai_chat.router,
+    openai_completions.router,
+    llamacpp.router,
+    metrics.router,
+    dashboard.router,
+]
+
+# For the description of the API.  "4XX" keeps FastAPI from naming its own 422, which nobody gets.
+ERRORS: Final[dict[int | str, str]] = {
+    400: "Something in the request is wrong; the message names it.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such thing.",
+    408: "The request did not arrive in time.",
+    413: "The request is too large.",
+    429: "Too many requests wait already.",
+    503: "The model is being loaded, or cannot be read.",
+    504: "The request took too long.",
+    "4XX": "The request is refused for another reason.",
+}
+STREAMS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application.  It starts and stops the service."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
+
+    app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, responses=_described())
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router)
+    _describe_streams(app)
+    _add_middleware(app, service)
+    app.add_exception_handler(ApiError, _refused)  # type: ignore[arg-type]
+    app.add_exception_handler(PenstockError, _failed)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
+    return app
+
+
+def _described() -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": {"type": "object"}}}
+    return {status: {"description": text, "content": content} for status, text in ERRORS.items()}
+
+
+def _describe_streams(app: FastAPI) -> None:
+    describe = app.openapi
+
+    def with_streams() -> dict[str, Any]:
+        found = describe()
+        for path in STREAMS:
+            found["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
+        return found
+
+    app.openapi = with_streams  # type: ignore[method-assign]
+
+
+def _add_middleware(app: FastAPI, service: Service) -> None:
+    """From the inside out: those that are added later also see what the others refuse."""
+    settings = service.settings
+    app.add_middleware(BodyLimitMiddleware, most=settings.max_body, seconds=settings.body_timeout)
+    app.add_middleware(AccessMiddleware, service=service)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    metrics.attach(app, service)
+    request_trace.attach(app, service)
+    logs.attach(app, service)
+
+
+async def _refused(request: Request, error: ApiError) -> Response:
+    return respond(request.url.path, error)
+
+
+async def _failed(request: Request, error: PenstockError) -> Response:
+    return respond(request.url.path, api_error(error))
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
+    """The first thing that is wrong, by name."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return respond(request.url.path, ApiError(400, "the body is not valid JSON", code="invalid_json"))
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = f"{field or 'body'}: {first['msg']}"
+    return respond(request.url.path, ApiError(400, message, code="invalid_value", param=field or None))
+
+
+async def _http(request: Request, error: HTTPException) -> Response:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return respond(request.url.path, ApiError(error.status_code, str(error.detail), code=code))

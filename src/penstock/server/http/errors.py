@@ -1,0 +1,129 @@
+"""Errors in each API's own envelope and status."""
+
+import logging
+from pathlib import PurePath
+from typing import Any, Final
+
+from fastapi.responses import JSONResponse
+
+from penstock.errors import BusyError, ContextLengthError, OptionError, PenstockError, TokenError
+from penstock.server.http.request_context import current_request
+
+RETRY_AFTER: Final = "2"  # seconds
+FILES: Final = (".gguf", ".json", ".pack", ".safetensors")
+
+
+class ApiError(Exception):
+    """An answer other than success.  `code` is what a program looks at, `param` the field that is to blame."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, **extra: Any
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.extra = status, message, code, param, extra
+
+    @property
+    def kind(self) -> str:
+        """One of few words, for metrics and logs."""
+        return self.code or KINDS.get(self.status, "other")
+
+
+def api_error(error: PenstockError) -> ApiError:
+    """What an error of the engine is for a client.  Where the server's files are is none of a client's business: the
+    log has what is left out here."""
+    status, code = _status(error)
+    message = _without_file(str(error))
+    if status == 503:
+        logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
+        if "/" in message:
+            message = "the server cannot answer this now; its log says why"
+    return ApiError(
+        status, message, code=code, param="messages" if code == "context_length_exceeded" else None
+    )
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of any error, for metrics and logs."""
+    if isinstance(error, ApiError):
+        return error.kind
+    return _status(error)[1] if isinstance(error, PenstockError) else "internal_error"
+
+
+def _status(error: PenstockError) -> tuple[int, str]:
+    match error:
+        case ContextLengthError():
+            return 400, "context_length_exceeded"
+        case BusyError():
+            return 429, "queue_full"
+        case OptionError() | TokenError():
+            return 400, "invalid_value"
+        case _:
+            return 503, "unavailable"
+
+
+def _without_file(message: str) -> str:
+    """
+    >>> _without_file("/models/pocket.gguf: token id: expected 0 to 511; found 600")
+    'token id: expected 0 to 511; found 600'
+    """
+    head, _, rest = message.partition(": ")
+    names_file = "/" in head or PurePath(head).suffix in FILES
+    return rest if rest and names_file else message
+
+
+KINDS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+def openai_envelope(error: ApiError) -> dict[str, Any]:
+    kind = KINDS.get(error.status, "api_error")
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.param,
+            "code": error.code,
+            **error.extra,
+        }
+    }
+
+
+def anthropic_envelope(error: ApiError) -> dict[str, Any]:
+    kind = {503: "overloaded_error"}.get(error.status, KINDS.get(error.status, "api_error"))
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def llamacpp_envelope(error: ApiError) -> dict[str, Any]:
+    kind = KINDS.get(error.status, "server_error")
+    return {"error": {"code": error.status, "message": error.message, "type": kind}}
+
+
+def envelope(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the words of the API that the path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_envelope(error)
+    if path.startswith("/v1/"):
+        return openai_envelope(error)
+    return llamacpp_envelope(error)
+
+
+def respond(path: str, error: ApiError) -> JSONResponse:
+    """The error as the answer to a request."""
+    context = current_request()
+    if context is not None:
+        context.error = error.kind
+    headers = {"Retry-After": RETRY_AFTER} if error.status in (429, 503) else {}
+    if error.status == 408:
+        headers["Connection"] = "close"  # whatever still comes, nobody reads it
+    return JSONResponse(envelope(path, error), error.status, headers)

@@ -1,0 +1,193 @@
+"""Who may ask, and how much: API keys, and limits on the size and duration of what a client sends."""
+
+import asyncio
+import hmac
+import sys
+import time
+from typing import Any, Final
+
+import h11
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock.server.http.errors import ApiError, respond
+from penstock.server.observe import dashboard
+from penstock.server.service import Service
+
+# Paths, and beginnings of paths that end with a slash.
+PUBLIC: Final = ("/health", "/v1/health", "/", dashboard.ASSETS)  # no key needed; the page asks for it
+WHILE_LOADING: Final = (*PUBLIC, "/dashboard/", "/metrics", "/props", "/v1/models", "/v1/models/")
+MAX_DIGITS: Final = 20  # of a number of bytes; Python reads no numbers of thousands of them
+MAX_HEAD: Final = 64 << 10  # bytes of all headers and the path
+HEADERS_TOO_LARGE: Final = 431
+
+
+class AccessMiddleware:
+    """Refuses requests without a key, with too large a head or body, or before the model is loaded."""
+
+    def __init__(self, app: ASGIApp, service: Service):
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self.app(scope, receive, send)
+        else:
+            await respond(scope["path"], error)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        settings, path, headers = self.service.settings, scope["path"], Headers(scope=scope)
+        if head_bytes(scope) > MAX_HEAD:
+            text = f"the request's headers have more than the {MAX_HEAD:,} bytes that are allowed"
+            return ApiError(HEADERS_TOO_LARGE, text, code="headers_too_large")
+        if settings.api_keys and not _among(path, PUBLIC) and not _has_key(headers, settings.api_keys):
+            return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > MAX_DIGITS or int(length) > settings.max_body:
+            text = f"the request has {length[:20]} bytes, {settings.max_body:,} are allowed"
+            return ApiError(413, text, code="request_too_large")
+        if self.service.state in ("loading", "failed") and not _among(path, WHILE_LOADING):
+            return ApiError(503, "Loading model", code="loading")
+        return None
+
+
+def _among(path: str, places: tuple[str, ...]) -> bool:
+    return path in places or any(
+        len(place) > 1 and place[-1] == "/" and path.startswith(place) for place in places
+    )
+
+
+def head_bytes(scope: Scope) -> int:
+    """As they were sent, but for what surrounds names and values."""
+    target = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+
+
+def _has_key(headers: Headers, keys: tuple[str, ...]) -> bool:
+    """As a bearer token (OpenAI) or in x-api-key (Anthropic); compared in constant time."""
+    given = headers.get("x-api-key", "")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        given = token
+    good = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+    return any(good)
+
+
+class BodyLimitMiddleware:
+    """Counts and times a body while it is read: one sent in chunks does not say its length beforehand.
+
+    A body of more than `most` bytes is answered with 413, one that is not there after `seconds` (0: any time will do)
+    with 408, whatever the application makes of its sudden end; an answer that has begun is cut off instead.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float):
+        self.app, self.most, self.seconds = app, most, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body, begun = _Body(receive, self.most, self.seconds), False
+
+        async def unless_refused(message: Message) -> None:
+            nonlocal begun
+            if body.refusal is None or begun:
+                begun = True
+                await send(message)
+
+        try:
+            await self.app(scope, body.next, unless_refused)
+        except Exception:
+            if body.refusal is None:
+                raise
+        if body.refusal is not None and not begun:
+            await respond(scope["path"], body.refusal)(scope, receive, send)
+
+
+class _Body:
+    """What the client sends.  Once it is refused, the application sees a client that has disconnected."""
+
+    def __init__(self, receive: Receive, most: int, seconds: float):
+        self.receive, self.most, self.seconds = receive, most, seconds
+        self.deadline = time.monotonic() + seconds
+        self.read, self.whole = 0, False
+        self.refusal: ApiError | None = None
+
+    async def next(self) -> Message:
+        if self.refusal is None:
+            try:
+                message = await self._before_deadline()
+            except TimeoutError:
+                text = f"the request's body was not there after {self.seconds:g} seconds"
+                self.refusal = ApiError(408, text, code="request_timeout")
+            else:
+                self.read += len(message.get("body", b""))
+                self.whole = self.whole or not message.get("more_body", False)
+                if self.read <= self.most:
+                    return message
+                text = f"the request has more than the {self.most:,} bytes that are allowed"
+                self.refusal = ApiError(413, text, code="request_too_large")
+        return {"type": "http.disconnect"}
+
+    async def _before_deadline(self) -> Message:
+        if self.whole or not self.seconds:  # all that can come is that the client goes, whenever it likes
+            return await self.receive()
+        return await asyncio.wait_for(self.receive(), max(0.0, self.deadline - time.monotonic()))
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, with limits on a request's head.  uvicorn alone waits for ever for the end of a head, and
+    calls one that is too long invalid.  The application's settings say how long to wait."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.IDLE:  # perhaps the next request of a connection that was kept
+            self._start_timer()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # a part of the next head
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        error = sys.exc_info()[1]
+        if getattr(error, "error_status_hint", 400) != HEADERS_TOO_LARGE:
+            super().send_400_response(msg)
+            return
+        text = b"The request's headers are too long."
+        headers = [
+            ("content-type", "text/plain"),
+            ("content-length", str(len(text))),
+            ("connection", "close"),
+        ]
+        reason = b"Request Header Fields Too Large"
+        events: list[Any] = [
+            h11.Response(status_code=HEADERS_TOO_LARGE, headers=headers, reason=reason),
+            h11.Data(data=text),
+            h11.EndOfMessage(),
+        ]
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
+
+    def _start_timer(self) -> None:
+        seconds = self.config.app.state.service.settings.body_timeout  # type: ignore[union-attr]
+        if seconds and self._timer is None:
+            self._timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,79 @@
+"""How a server is run: one value that the command line and tests share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.environment import API_KEY
+from penstock.errors import OptionError
+from penstock.option import check, file, option, seconds, size, switch, text, texts, whole
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+SERVER: Final[dict[str, Any]] = {"group": "Server", "commands": ("serve",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Checked on creation.  A new setting is one more field: see `penstock.engine.options`."""
+
+    host: str = option(
+        "127.0.0.1", text(), "Address to listen on; beyond this machine only with a key.", **SERVER
+    )
+    port: int = option(8080, whole(0, 65535), "Port to listen on; 0 takes a free one.", **SERVER)
+    name: str = option("deepseek-v4", text(), "What the model is called.", **SERVER)
+    api_keys: tuple[str, ...] = option(
+        (),
+        texts(),
+        f"A key that opens the server; may be repeated.  Also from {API_KEY.name}.",
+        flags=("--api-key",),
+        secret=True,
+        **SERVER,
+    )
+    parallel: int = option(8, whole(1), "Requests answered at a time.", **SERVER)
+    queue: int = option(64, whole(0), "Requests that may wait.", **SERVER)
+    max_tokens: int = option(1 << 20, whole(1), "Most tokens of an answer, whatever is asked for.", **SERVER)
+    max_body: int = option(64 << 20, size(), "Largest request.", **SERVER)
+    timeout: float = option(0.0, seconds(), "Seconds that a request may take in all; 0: any time.", **SERVER)
+    body_timeout: float = option(
+        30.0, seconds(), "Seconds that a request's head, and then its body, may take to arrive.", **SERVER
+    )
+    kv_dir: Path | None = option(
+        None,
+        file(what="the path of a folder"),
+        "Folder to save conversations in, so that they need not be read again, also after a restart.",
+        unset="nowhere",
+        **SERVER,
+    )
+    kv_space: int = option(16 << 30, size(), "Disk space for them.", **SERVER)
+    park_after: float = option(
+        0.0, seconds(), "Seconds without requests after which the weights leave memory; 0: never.", **SERVER
+    )
+    farewell: float = option(
+        10.0, seconds(), "Seconds that answers may go on when the server is told to end.", **SERVER
+    )
+    cors: tuple[str, ...] = option(
+        (), texts(), "Origin that browsers may call from, or '*'; may be repeated.", **SERVER
+    )
+    metrics: bool = option(True, switch(), "Whether /metrics answers.", **SERVER)
+    ping: float = option(
+        5.0, seconds(), "Seconds between signs of life while a prompt is read.", group="Server"
+    )
+    trace_requests: Path | None = option(
+        None,
+        file(),
+        "Write everything that is asked and answered to this file.",
+        unset="nowhere",
+        secret=True,
+        **SERVER,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.host not in LOOPBACK and not self.api_keys:
+            raise OptionError(
+                f"--host {self.host} is open to others than this machine, so --api-key is needed as well"
+            )
+        if self.max_body < 1024:
+            raise OptionError(f"max_body is {self.max_body!r}, expected 1KiB or more")

@@ -1,0 +1,152 @@
+"""GET /: a page to talk to the model and to watch the engine, and the stream of numbers that the page shows.
+
+The page and its parts are for everybody; the numbers, like all that a client can ask for, need the key.
+"""
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator
+from importlib import resources
+from typing import Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock import __version__
+from penstock.server.http.errors import ApiError, llamacpp_envelope
+from penstock.server.http.streams import EventStream, data
+from penstock.server.observe.metrics import Totals, memory_by_tier
+from penstock.server.service import Service, service_of
+from penstock.storage.heat import ExpertMap
+
+ASSETS: Final = "/dashboard/assets/"
+KINDS: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+EVERY: Final = 1.0  # seconds
+WARM: Final = 8.0  # heat below which even the hottest expert does not look hot
+PRESENT: Final = 0x80  # the bit of a byte of the map; the others are the heat
+TOKENS: Final = ("read", "cached", "generated", "prompt_seconds")
+STORAGE: Final = (
+    "hits",
+    "misses",
+    "evictions",
+    "disk_bytes",
+    "stall_seconds",
+    "dense_stall_seconds",
+    "read_seconds",
+    "prefetch_useful",
+    "prefetch_wasted",
+    "read_errors",
+)
+
+router = APIRouter()
+
+
+@router.get("/", include_in_schema=False)
+def page() -> Response:
+    return _file("index.html")
+
+
+@router.get(ASSETS + "{name}", include_in_schema=False)
+def asset(name: str) -> Response:
+    return _file(name)
+
+
+def _file(name: str) -> Response:
+    """Of the package, never of anywhere else: only names that are listed there are opened."""
+    kind = KINDS.get(name[name.rfind(".") :])
+    for file in (resources.files("penstock.server.observe") / "static").iterdir():
+        if file.name == name and kind is not None:
+            return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
+    raise ApiError(404, f"there is no {name!r}", code="not_found")
+
+
+@router.get("/dashboard/events", include_in_schema=False)
+async def events(request: Request) -> Response:
+    """One snapshot of the engine a second, for as long as the client listens or the server runs."""
+    service = service_of(request)
+    metrics = getattr(request.app.state, "metrics", None)
+    snapshots = _snapshots(service, None if metrics is None else metrics.totals)
+    return await EventStream.open(snapshots, 0.0, lambda error: data(llamacpp_envelope(error)))
+
+
+async def _snapshots(service: Service, totals: Totals | None) -> AsyncGenerator[str, None]:
+    shown: dict[str, Any] | None = None
+    while not service.scheduler.ended:
+        found = snapshot(service, totals)
+        latest = expert_map(service.engine.expert_map())
+        if latest != shown:
+            shown = found["map"] = latest
+        yield data(found)
+        await asyncio.sleep(EVERY)
+
+
+def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
+    """Counters only grow, so that the page can tell rates from two snapshots; the rest is as it is now."""
+    engine, scheduler, settings = service.engine, service.scheduler, service.settings
+    stats, loading = engine.stats(), engine.loading
+    return {
+        "time": time.monotonic(),
+        "state": service.state,
+        "progress": None if loading is None else loading.share,
+        "about": {
+            "model": settings.name,
+            "file": engine.checkpoint.path.name,
+            "version": __version__,
+            "layers": engine.config.layer_count,
+            "experts": engine.config.experts,
+            "experts_used": engine.config.experts_used,
+            "context": engine.context,
+            "mode": engine.plan.mode,
+            "policy": stats.get("policy"),
+            "budget": engine.plan.budget,
+            "max_tokens": settings.max_tokens,
+        },
+        "tokens": None if totals is None else {name: getattr(totals, name) for name in TOKENS},
+        "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
+        "memory": memory_by_tier(service, stats),
+        "queue": {
+            "parallel": scheduler.parallel,
+            "active": scheduler.active,
+            "waiting": scheduler.waiting,
+            "most_waiting": scheduler.most_waiting,
+            "steps": scheduler.steps,
+            "rows": scheduler.busy_rows,
+            "engine_seconds": scheduler.engine_seconds,
+        },
+        "slots": [
+            {
+                "prompt": each.prompt,
+                "cached": each.cached,
+                "read": each.read,
+                "decoded": each.decoded,
+                "remaining": each.remaining,
+            }
+            for each in scheduler.snapshot()
+        ],
+    }
+
+
+def expert_map(found: ExpertMap | None) -> dict[str, Any] | None:
+    """A byte for each expert, block after block: whether it is in memory, and its heat on a logarithmic scale from 0
+    to 127, which stands for `hottest`."""
+    if found is None:
+        return None
+    hottest = max(WARM, float(found.heat.max(initial=0.0)))
+    heat = np.rint(127 * np.log1p(found.heat) / np.log1p(hottest)).astype(np.uint8)
+    cells = heat | np.where(found.present, np.uint8(PRESENT), np.uint8(0))
+    return {
+        "blocks": found.blocks,
+        "experts": found.heat.shape[1],
+        "hottest": round(hottest, 1),
+        "cells": base64.b64encode(cells.tobytes()).decode(),
+    }

@@ -1,0 +1,54 @@
+"""What a request has used: tokens and time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(slots=True)
+class Usage:
+    """Counted while a request runs."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    reasoning: int = 0
+    begun: float = field(default_factory=time.monotonic)
+    first: float | None = None  # when the first token was there
+    ended: float | None = None
+
+
+def combined(usages: Sequence[Usage]) -> Usage:
+    """Several choices for one prompt: the prompt counts once."""
+    firsts = [usage.first for usage in usages if usage.first is not None]
+    ends = [usage.ended for usage in usages if usage.ended is not None]
+    return replace(
+        usages[0],
+        cached=max(usage.cached for usage in usages),
+        completion=sum(usage.completion for usage in usages),
+        reasoning=sum(usage.reasoning for usage in usages),
+        begun=min(usage.begun for usage in usages),
+        first=min(firsts, default=None),
+        ended=max(ends, default=None),
+    )
+
+
+def timings(usage: Usage) -> dict[str, Any]:
+    """In llama.cpp's terms.  Time in the queue counts as prefill; the decode rate counts the tokens after the first,
+    which comes with the prompt."""
+    ended = usage.ended or time.monotonic()
+    first = usage.first or ended
+    read = usage.prompt - usage.cached
+    prefill, decode = first - usage.begun, ended - first
+    return {
+        "cache_n": usage.cached,
+        "prompt_n": read,
+        "prompt_ms": round(1000 * prefill, 3),
+        "prompt_per_second": round(read / prefill, 3) if prefill > 0 else 0.0,
+        "predicted_n": usage.completion,
+        "predicted_ms": round(1000 * decode, 3),
+        "predicted_per_second": (
+            round((usage.completion - 1) / decode, 3) if usage.completion > 1 and decode > 0 else 0.0
+        ),
+    }
