@@ -1,5 +1,7 @@
 """The published hyper-parameters, for tests of real sizes."""
 
+from penstock.backend.state import StateLayout
+from penstock.model.deepseek_v4.state import all_series
 from penstock.weights.config import AttentionKind, LayerConfig, ModelConfig
 
 KINDS = {0: AttentionKind.SLIDING, 4: AttentionKind.SPARSE, 128: AttentionKind.HEAVY}
@@ -45,3 +47,9 @@ FLASH = ModelConfig(
     eos_ids=(1,),
     layers=_layers(FLASH_RATIOS, 2048),
 )
+
+
+def flash_layout(kv_dtype: str, context: int, max_rewind: int) -> StateLayout:
+    """What a sequence of that model keeps, without a draft block."""
+    series = tuple(all_series(FLASH, kv_dtype, range(FLASH.layer_count), draft=False))
+    return StateLayout(series, context, max_rewind, kv_dtype, FLASH.vocab_size)

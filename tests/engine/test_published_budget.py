@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.engine.options import EngineOptions
+from penstock.engine.engine import Engine
 from penstock.errors import BudgetError
-from penstock.storage.storage import plan_storage
 from penstock.weights.gguf_writer import PlannedTensor, _header
-from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth
 
 GIB = 1 << 30
@@ -34,21 +32,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def opened(model: Path, **options: object) -> Engine:
+    """Planned, and nothing loaded."""
+    return Engine(model, load=False, context=4096, **options)
+
+
 def test_three_gigabytes_are_enough(model: Path) -> None:
-    checkpoint = open_checkpoint(model)
-    plan, context = plan_storage(checkpoint, EngineOptions(memory="3GiB", context=4096))
+    engine = opened(model, memory="3GiB")
+    plan = engine.plan
     assert plan.smallest <= 3 * GIB
     assert plan.total <= 3 * GIB
-    assert context == 4096
+    assert engine.context == 4096
     assert len(plan.streamed) > 20  # of 43 blocks
     with pytest.raises(BudgetError, match="at least"):
-        plan_storage(checkpoint, EngineOptions(memory=plan.smallest - 1, context=4096))
+        opened(model, memory=plan.smallest - 1)
 
 
 def test_more_memory_goes_to_what_every_token_reads_first(model: Path) -> None:
-    checkpoint = open_checkpoint(model)
-    options = [EngineOptions(memory=f"{gib}GiB", context=4096, prefill_chunk=512) for gib in (4, 8, 16, 32)]
-    plans = [plan_storage(checkpoint, chosen)[0] for chosen in options]
+    plans = [opened(model, memory=f"{gib}GiB", prefill_chunk=512).plan for gib in (4, 8, 16, 32)]
     held = [plan.dense_held for plan in plans]
     assert held == sorted(held)
     assert not plans[2].streamed

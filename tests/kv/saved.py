@@ -1,21 +1,27 @@
 """Sessions to save that need no model, and their comparison."""
 
-import torch
+import numpy as np
 
+from penstock.backend.state import DTYPES, StatePool
 from penstock.kv.snapshot import Snapshot
-from penstock.kv.state import SequenceMemory, StateLayout
+from penstock.kv.state import SequenceState, live_shapes
 
 MODEL = "a model's fingerprint"
 PLENTY = 1 << 30
 
 
-def made_up(layout: StateLayout, tokens: list[int]) -> Snapshot:
+def made_up(states: StatePool, tokens: list[int]) -> Snapshot:
     """A state of these tokens that no model computed; other tokens give another."""
-    state = SequenceMemory(layout)
+    state = SequenceState(states)
     state.position = state.floor = len(tokens)
-    generator = torch.Generator().manual_seed(hash(tuple(tokens)))
-    shapes = state.expected_shapes()
-    state.restore({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+    rng = np.random.default_rng(abs(hash(tuple(tokens))))
+    shapes = live_shapes(states.layout, len(tokens), len(tokens))
+    state.restore(
+        {
+            series.name: rng.integers(0, 100, shapes[series.name]).astype(DTYPES[series.dtype])
+            for series in states.layout.series
+        }
+    )
     return Snapshot(tokens, state, None)
 
 
@@ -24,4 +30,4 @@ def assert_equal(found: Snapshot | None, expected: Snapshot) -> None:
     assert found.tokens == expected.tokens
     ours, theirs = found.state.tensors(), expected.state.tensors()
     assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)

@@ -8,17 +8,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.backend.cpu.states import CpuStates
+from penstock.backend.state import StatePool
 from penstock.kv.snapshot import Snapshot, save_snapshot
-from penstock.kv.state import StateLayout
 from penstock.kv.store import KINDS, KvStore
 from penstock.kv.store_index import Entry, Index
 from tests.kv.saved import MODEL, PLENTY, assert_equal, made_up
@@ -26,8 +27,8 @@ from tests.tiny import TinyModel
 
 
 @pytest.fixture
-def layout(engine: penstock.Engine) -> StateLayout:
-    return engine.layout
+def states(engine: penstock.Engine) -> StatePool:
+    return engine.states
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def store(tmp_path: Path) -> Iterator[KvStore]:
         yield store
 
 
-def put(store: KvStore, layout: StateLayout, tokens: list[int], kind: str = "prompt") -> Entry:
-    assert store.put(tokens, made_up(layout, tokens), kind)
+def put(store: KvStore, states: StatePool, tokens: list[int], kind: str = "prompt") -> Entry:
+    assert store.put(tokens, made_up(states, tokens), kind)
     entry = store.find(tokens)
     assert entry is not None
     return entry
@@ -68,7 +69,7 @@ def test_the_answer_is_the_same_with_the_store(
     assert last is not None
     with KvStore(tmp_path, PLENTY, engine.fingerprint) as store:
         assert store.put(
-            session.tokens, Snapshot(session.tokens, session.state, torch.from_numpy(last)), "prompt"
+            session.tokens, Snapshot(session.tokens, session.state, last), "prompt"
         )
 
     restarted = penstock.Engine(tiny.folder, max_rewind=24)
@@ -76,10 +77,10 @@ def test_the_answer_is_the_same_with_the_store(
         entry = store.find(tiny.ids[:260])
         assert entry is not None
         assert (entry.length, entry.kind) == (200, "prompt")
-        snapshot = store.load(entry, restarted.layout)
+        snapshot = store.load(entry, restarted.states)
     assert snapshot is not None
     assert snapshot.logits is not None
-    assert np.array_equal(snapshot.logits.numpy(), last)
+    assert np.array_equal(snapshot.logits, last)
     continued = penstock.Session(restarted, snapshot.state, snapshot.tokens)
     found = continued.feed(tiny.ids[200:260], logits="all")
     assert found is not None
@@ -99,32 +100,32 @@ def test_the_longest_beginning_is_found(
 ) -> None:
     with KvStore(tmp_path_factory.mktemp("store"), PLENTY, MODEL) as store:
         for tokens in saved:
-            put(store, engine.layout, tokens)
+            put(store, engine.states, tokens)
         lengths = [len(tokens) for tokens in saved if tokens == prompt[: len(tokens)]]
         expected = max((length for length in lengths if length >= at_least), default=None)
         entry = store.find(prompt, at_least)
         assert (entry and entry.length) == expected
         if entry is not None:
             tokens = prompt[: entry.length]
-            assert_equal(store.load(entry, engine.layout), made_up(engine.layout, tokens))
+            assert_equal(store.load(entry, engine.states), made_up(engine.states, tokens))
 
 
-def test_models_share_a_folder_but_not_their_sessions(store: KvStore, layout: StateLayout) -> None:
-    put(store, layout, [1, 2])
+def test_models_share_a_folder_but_not_their_sessions(store: KvStore, states: StatePool) -> None:
+    put(store, states, [1, 2])
     with KvStore(store.folder, PLENTY, "another") as other:
         assert other.find([1, 2, 3]) is None
-        put(other, layout, [1])
+        put(other, states, [1])
         assert len(other) == 2
     found = store.find([1, 2, 3])
     assert found is not None
     assert found.length == 2
 
 
-def test_what_is_there_is_not_written_again(store: KvStore, layout: StateLayout) -> None:
-    put(store, layout, [1, 2], "system")
+def test_what_is_there_is_not_written_again(store: KvStore, states: StatePool) -> None:
+    put(store, states, [1, 2], "system")
     (path,) = payloads(store)
     before = path.stat()
-    assert store.put([1, 2], made_up(layout, [1, 2]), "end")
+    assert store.put([1, 2], made_up(states, [1, 2]), "end")
     assert payloads(store) == [path]
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -164,17 +165,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_the_least_recently_used_go_first(
-    store: KvStore, layout: StateLayout, clock: Callable[[float], None]
+    store: KvStore, states: StatePool, clock: Callable[[float], None]
 ) -> None:
     entries = []
     for number in range(4):
         clock(number)
-        entries.append(put(store, layout, [number] * 50))
+        entries.append(put(store, states, [number] * 50))
     clock(4)
-    assert store.load(entries[0], layout) is not None
+    assert store.load(entries[0], states) is not None
     store.space = store.bytes + entries[0].nbytes // 2
     clock(10)
-    put(store, layout, [9] * 50)
+    put(store, states, [9] * 50)
     assert store.find([0] * 50) is not None
     assert store.find([1] * 50) is None
     assert store.bytes <= store.space
@@ -183,34 +184,34 @@ def test_the_least_recently_used_go_first(
 
 @pytest.mark.parametrize(("idle_hours", "kept"), [(4, True), (48, False)])
 def test_hits_keep_an_entry_for_a_while(
-    store: KvStore, layout: StateLayout, clock: Callable[[float], None], idle_hours: float, kept: bool
+    store: KvStore, states: StatePool, clock: Callable[[float], None], idle_hours: float, kept: bool
 ) -> None:
     """Sixty hits are worth sixty hours at first, and next to nothing after two idle days."""
-    often = put(store, layout, [1] * 50)
+    often = put(store, states, [1] * 50)
     for _ in range(60):
-        assert store.load(often, layout) is not None
+        assert store.load(often, states) is not None
     clock(idle_hours - 1)
-    put(store, layout, [2] * 50)
+    put(store, states, [2] * 50)
     clock(idle_hours)
     store.space = store.bytes + often.nbytes // 2
-    put(store, layout, [3] * 50)
+    put(store, states, [3] * 50)
     assert (store.find([1] * 50) is not None) == kept
     assert (store.find([2] * 50) is not None) != kept
 
 
-def test_what_cannot_fit_drives_nothing_out(store: KvStore, layout: StateLayout) -> None:
-    small = put(store, layout, [1] * 10)
+def test_what_cannot_fit_drives_nothing_out(store: KvStore, states: StatePool) -> None:
+    small = put(store, states, [1] * 10)
     store.space = store.bytes + 1000
     with pytest.warns(UserWarning, match="do not fit the space of"):
-        assert not store.put([2] * 250, made_up(layout, [2] * 250), "end")
-    assert_equal(store.load(small, layout), made_up(layout, [1] * 10))
+        assert not store.put([2] * 250, made_up(states, [2] * 250), "end")
+    assert_equal(store.load(small, states), made_up(states, [1] * 10))
 
 
 def test_the_space_is_kept_to_the_last_byte(
-    store: KvStore, layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+    store: KvStore, states: StatePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room is made before writing, for the rows, and once the size is known, for the header."""
-    sizes = [put(store, layout, [number] * 50).nbytes for number in range(3)]
+    sizes = [put(store, states, [number] * 50).nbytes for number in range(3)]
     header = 0
     in_use = []
 
@@ -222,16 +223,16 @@ def test_the_space_is_kept_to_the_last_byte(
 
     monkeypatch.setattr("penstock.kv.store.save_snapshot", watched)
     store.space = sum(sizes) + sizes[0] - 1
-    put(store, layout, [3] * 50)  # all rows would fit, the header does not
+    put(store, states, [3] * 50)  # all rows would fit, the header does not
     assert (in_use[-1], len(store)) == (sum(sizes), 3)
     store.space = sum(sizes) + sizes[0] - header - 1
-    put(store, layout, [4] * 50)
+    put(store, states, [4] * 50)
     assert (in_use[-1], len(store)) == (sum(sizes) - sizes[0], 3)
 
 
-def test_less_space_at_the_next_opening(store: KvStore, layout: StateLayout) -> None:
-    entry = put(store, layout, [1])
-    put(store, layout, [2])
+def test_less_space_at_the_next_opening(store: KvStore, states: StatePool) -> None:
+    entry = put(store, states, [1])
+    put(store, states, [2])
     with reopened(store, space=entry.nbytes + 10) as smaller:
         assert len(smaller) == len(payloads(smaller)) == 1
 
@@ -247,53 +248,55 @@ def test_a_damaged_payload_is_never_used(
     value: int,
     cut: bool,
 ) -> None:
-    layout = engine.layout
+    states = engine.states
     with KvStore(tmp_path_factory.mktemp("store"), PLENTY, MODEL) as store:
-        put(store, layout, [1, 2])
-        entry = put(store, layout, [1, 2, 3])
+        put(store, states, [1, 2])
+        entry = put(store, states, [1, 2, 3])
         path = store.folder / f"{entry.key}.prompt"
         data = bytearray(path.read_bytes())
         place = int(at * len(data))
         data[place] ^= value
         path.write_bytes(data[:place] if cut else data)
         with pytest.warns(UserWarning, match="could not be loaded"):
-            assert store.load(entry, layout) is None
+            assert store.load(entry, states) is None
         assert not path.exists()
         shorter = store.find([1, 2, 3])
         assert shorter is not None
         assert shorter.length == 2
-        put(store, layout, [1, 2, 3])
+        put(store, states, [1, 2, 3])
 
 
-def test_a_payload_of_other_tokens_is_never_used(store: KvStore, layout: StateLayout) -> None:
-    entry, other = put(store, layout, [1, 2, 3]), put(store, layout, [4, 5, 6])
+def test_a_payload_of_other_tokens_is_never_used(store: KvStore, states: StatePool) -> None:
+    entry, other = put(store, states, [1, 2, 3]), put(store, states, [4, 5, 6])
     os.replace(store.folder / f"{other.key}.prompt", store.folder / f"{entry.key}.prompt")
     with pytest.warns(UserWarning, match="other tokens than its name says"):
-        assert store.load(entry, layout) is None
+        assert store.load(entry, states) is None
     assert store.find([1, 2, 3]) is None
 
 
-def test_a_payload_of_another_layout_stays(store: KvStore, layout: StateLayout) -> None:
+def test_a_payload_of_another_layout_stays(store: KvStore, states: StatePool) -> None:
     """Another engine may use it.  Here it is as if it were not there, and saving puts one that fits in its place."""
-    wide = StateLayout(layout.config, torch.float32, layout.context, layout.max_rewind, layout.draft)
-    short = StateLayout(layout.config, layout.kv_dtype, 2, layout.max_rewind, layout.draft)
-    entry = put(store, layout, [1, 2, 3])
+    layout = states.layout
+    series = tuple(replace(each, dtype="f32") for each in layout.series)
+    wide = CpuStates(replace(layout, series=series, kv_dtype="f32"))
+    short = CpuStates(replace(layout, context=2))
+    entry = put(store, states, [1, 2, 3])
     with reopened(store) as other:
         assert other.load(entry, short) is None
     with reopened(store) as other:
         assert other.load(entry, wide) is None
         assert other.find([1, 2, 3]) is None
-        assert store.load(entry, layout) is not None
+        assert store.load(entry, states) is not None
         replaced = put(other, wide, [1, 2, 3], "end")
         assert_equal(other.load(replaced, wide), made_up(wide, [1, 2, 3]))
         assert len(payloads(other)) == 1
 
 
 @pytest.mark.parametrize("damage", ["no database", "emptied", "truncated", "another version"])
-def test_a_damaged_index_is_made_again(store: KvStore, layout: StateLayout, damage: str) -> None:
+def test_a_damaged_index_is_made_again(store: KvStore, states: StatePool, damage: str) -> None:
     saved = {tuple(tokens): kind for tokens, kind in zip(([1], [1, 2], [3] * 40), KINDS, strict=False)}
     for tokens, kind in saved.items():
-        put(store, layout, list(tokens), kind)
+        put(store, states, list(tokens), kind)
     store.close()
     path = store.folder / "index.sqlite"
     if damage == "no database":
@@ -312,7 +315,7 @@ def test_a_damaged_index_is_made_again(store: KvStore, layout: StateLayout, dama
             entry = again.find(list(tokens))
             assert entry is not None
             assert entry.kind == kind
-            assert_equal(again.load(entry, layout), made_up(layout, list(tokens)))
+            assert_equal(again.load(entry, states), made_up(states, list(tokens)))
     if damage != "emptied":
         assert "made again from the saved sessions" in str(caught[0].message)
         assert (store.folder / "index.sqlite.damaged").exists()
@@ -323,11 +326,11 @@ def test_a_damaged_index_is_made_again(store: KvStore, layout: StateLayout, dama
 def test_whatever_the_index_says_only_true_sessions_come_out(
     engine: penstock.Engine, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]]
 ) -> None:
-    layout = engine.layout
+    states = engine.states
     with KvStore(tmp_path_factory.mktemp("store"), PLENTY, MODEL) as store:
         prompts = [[number] * (number + 1) for number in range(3)]
         for tokens in prompts:
-            put(store, layout, tokens)
+            put(store, states, tokens)
     path = store.folder / "index.sqlite"
     data = bytearray(path.read_bytes())
     for at, value in flips:
@@ -336,16 +339,16 @@ def test_whatever_the_index_says_only_true_sessions_come_out(
     with reopened(store) as again:
         for tokens in prompts:
             if (entry := again.find(tokens)) is not None:
-                assert_equal(again.load(entry, layout), made_up(layout, tokens))
+                assert_equal(again.load(entry, states), made_up(states, tokens))
             else:
-                put(again, layout, tokens)
+                put(again, states, tokens)
 
 
 # ── what an interruption leaves behind ────────────────────────────────────────────────────────────────────
 
 
-def test_index_and_files_are_made_to_agree(store: KvStore, layout: StateLayout) -> None:
-    entries = [put(store, layout, [number]) for number in range(3)]
+def test_index_and_files_are_made_to_agree(store: KvStore, states: StatePool) -> None:
+    entries = [put(store, states, [number]) for number in range(3)]
     (store.folder / f"{entries[0].key}.prompt").unlink()  # a row without a file
     store._index.remove(entries[1].key)  # a file without a row
     rubbish = store.folder / f"{'0' * 64}.end"
@@ -385,9 +388,9 @@ def test_only_parts_without_a_writer_are_removed(store: KvStore) -> None:
 
 
 def test_a_full_disk_costs_only_the_new_session(
-    store: KvStore, layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+    store: KvStore, states: StatePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = put(store, layout, [1, 2])
+    older = put(store, states, [1, 2])
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -395,29 +398,28 @@ def test_a_full_disk_costs_only_the_new_session(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.warns(UserWarning, match="No space left on device"):
-            assert not store.put([3, 0], made_up(layout, [3, 0]), "end")
+            assert not store.put([3, 0], made_up(states, [3, 0]), "end")
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # once is enough
-            assert not store.put([3, 1], made_up(layout, [3, 1]), "end")
+            assert not store.put([3, 1], made_up(states, [3, 1]), "end")
     assert len(payloads(store)) == len(store) == 1
     assert not list(store.folder.glob("*.part"))
-    assert_equal(store.load(older, layout), made_up(layout, [1, 2]))
-    put(store, layout, [3, 0])
+    assert_equal(store.load(older, states), made_up(states, [1, 2]))
+    put(store, states, [3, 0])
 
 
 FILL_A_SMALL_DISK = """
 import sys, warnings
 from pathlib import Path
-from penstock.kv.state import StateLayout
+from penstock.backend.cpu.states import CpuStates
 from penstock.kv.store import KvStore
 from tests.kv.saved import MODEL, PLENTY, assert_equal, made_up
-from tests.published import FLASH
-import torch
+from tests.published import flash_layout
 
-layout = StateLayout(FLASH, torch.float16, 64, 0, draft=False)
+states = CpuStates(flash_layout("f16", context=64, max_rewind=0))
 prompts = [[n] * (4 - n % 4) for n in range(20)]
 with warnings.catch_warnings(record=True) as caught, KvStore(Path(sys.argv[1]), PLENTY, MODEL) as store:
-    stored = [store.put(tokens, made_up(layout, tokens), "end") for tokens in prompts]
+    stored = [store.put(tokens, made_up(states, tokens), "end") for tokens in prompts]
 assert len(caught) == 1 and "No space left" in str(caught[0].message), [str(warning.message) for warning in caught]
 assert 2 < sum(stored) < len(prompts)
 with KvStore(Path(sys.argv[1]), PLENTY, MODEL) as store:
@@ -425,7 +427,7 @@ with KvStore(Path(sys.argv[1]), PLENTY, MODEL) as store:
         entry = store.find(tokens)
         assert (entry is not None) == kept, tokens
         if entry is not None:
-            assert_equal(store.load(entry, layout), made_up(layout, tokens))
+            assert_equal(store.load(entry, states), made_up(states, tokens))
 print("kept", sum(stored))
 """
 
@@ -448,24 +450,24 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 # ── several at once ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_that_another_process_deleted_is_a_miss(store: KvStore, layout: StateLayout) -> None:
-    entry = put(store, layout, [1, 2, 3])
+def test_a_file_that_another_process_deleted_is_a_miss(store: KvStore, states: StatePool) -> None:
+    entry = put(store, states, [1, 2, 3])
     with reopened(store, space=entry.nbytes + 10) as other:
-        assert other.put([4, 5, 6], made_up(layout, [4, 5, 6]), "end")
-    assert store.load(entry, layout) is None
+        assert other.put([4, 5, 6], made_up(states, [4, 5, 6]), "end")
+    assert store.load(entry, states) is None
     assert store.find([1, 2, 3]) is None
-    again = put(store, layout, [1, 2, 3])
-    assert store.load(entry, layout) is not None  # as good as the new one
+    again = put(store, states, [1, 2, 3])
+    assert store.load(entry, states) is not None  # as good as the new one
     (store.folder / f"{again.key}.prompt").unlink()
-    assert store.load(entry, layout) is None
+    assert store.load(entry, states) is None
     assert store._index.get(again.key) is not None  # an old entry says nothing about the new file
 
 
-def test_threads_and_stores_side_by_side(store: KvStore, layout: StateLayout) -> None:
+def test_threads_and_stores_side_by_side(store: KvStore, states: StatePool) -> None:
     """Two stores on a folder too small for all, four threads each saving and loading the same sessions."""
     wanted = [[number] * (20 + number) for number in range(6)]
-    expected = [made_up(layout, tokens) for tokens in wanted]
-    room = 3 * put(store, layout, wanted[-1]).nbytes
+    expected = [made_up(states, tokens) for tokens in wanted]
+    room = 3 * put(store, states, wanted[-1]).nbytes
     failures: list[BaseException] = []
 
     def work(mine: KvStore, seed: int) -> None:
@@ -474,7 +476,7 @@ def test_threads_and_stores_side_by_side(store: KvStore, layout: StateLayout) ->
             for number in rng.integers(0, len(wanted), 25):
                 assert mine.put(wanted[number], expected[number], "end")
                 entry = mine.find(wanted[number])
-                if entry is not None and (snapshot := mine.load(entry, layout)) is not None:
+                if entry is not None and (snapshot := mine.load(entry, states)) is not None:
                     assert_equal(snapshot, expected[number])
         except BaseException as error:
             failures.append(error)
@@ -492,32 +494,32 @@ def test_threads_and_stores_side_by_side(store: KvStore, layout: StateLayout) ->
 
 
 def test_an_index_in_use_elsewhere_for_too_long(
-    tmp_path: Path, layout: StateLayout, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, states: StatePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Saving is given up, with a warning; finding and loading go on."""
     monkeypatch.setattr("penstock.kv.store_index.PATIENCE_S", 0.01)
     with KvStore(tmp_path, PLENTY, MODEL) as store:
-        entry = put(store, layout, [1])
+        entry = put(store, states, [1])
         blocker = Index(tmp_path / "index.sqlite")
         with blocker.transaction():
             with pytest.warns(UserWarning, match="locked"):
-                assert not store.put([2], made_up(layout, [2]), "end")
+                assert not store.put([2], made_up(states, [2]), "end")
             assert store.find([1]) == entry
-            assert store.load(entry, layout) is not None
+            assert store.load(entry, states) is not None
         blocker.close()
-        put(store, layout, [2])
+        put(store, states, [2])
 
 
 # ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bad_input_is_refused(store: KvStore, layout: StateLayout, tmp_path: Path) -> None:
+def test_bad_input_is_refused(store: KvStore, states: StatePool, tmp_path: Path) -> None:
     with pytest.raises(
         penstock.OptionError, match="kind of a saved session is 'other', expected one of system"
     ):
-        store.put([1], made_up(layout, [1]), "other")
+        store.put([1], made_up(states, [1]), "other")
     with pytest.raises(penstock.OptionError, match="expected the same tokens"):
-        store.put([1, 2], made_up(layout, [1, 3]), "end")
+        store.put([1, 2], made_up(states, [1, 3]), "end")
     with pytest.raises(penstock.TokenError, match="must fit 32 bits"):
         store.find([1 << 40])
     with pytest.raises(penstock.OptionError, match="space for saved sessions is 0 bytes"):
@@ -525,4 +527,4 @@ def test_bad_input_is_refused(store: KvStore, layout: StateLayout, tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(penstock.OptionError, match="file: cannot keep saved sessions: File exists"):
         KvStore(tmp_path / "file", PLENTY, MODEL)
-    assert not store.put([], made_up(layout, []), "end")
+    assert not store.put([], made_up(states, []), "end")

@@ -1,19 +1,27 @@
 """Heat: how often experts were used lately, and the map that an engine shows of them."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
+from penstock.pocket import pocket_path
 from penstock.storage.heat import HALF_LIFE, OLDEST, Heat
 from penstock.storage.streamed import StreamedExperts
-from penstock.pocket import pocket_path
 
-SMALL = {"threads": 1, "context": 256, "memory": 372 << 20, "streaming": "direct", "policy": "lru"}
 PROMPT = list(range(100, 140))
 GREEDY = Sampling(temperature=0.0)
+PATIENCE_S = 300
+
+
+def streaming() -> Engine:
+    """With memory for some of the pocket model's experts."""
+    options: dict[str, Any] = {"threads": 1, "context": 256, "streaming": "direct", "policy": "lru"}
+    plan = Engine(pocket_path(), load=False, **options, memory="8GiB").plan
+    return Engine(pocket_path(), **options, memory=plan.smallest + plan.experts_total // 3)
 
 
 class Clock:
@@ -55,7 +63,7 @@ def test_what_lies_idle_for_long_is_cold() -> None:
 
 
 def test_a_streaming_engine_shows_what_its_cache_holds() -> None:
-    with Engine(pocket_path(), **SMALL) as engine:  # type: ignore[arg-type]
+    with streaming() as engine:
         session = engine.session()
         session.feed(PROMPT)
         for token in range(5):
@@ -86,20 +94,20 @@ def test_a_parked_engine_has_no_map() -> None:
 
 
 def test_whoever_watches_need_not_wait_and_disturbs_nobody() -> None:
-    with Engine(pocket_path(), **SMALL) as engine:  # type: ignore[arg-type]
-        done = threading.Event()
-        seen: list[object] = []
+    with streaming() as engine:
+        looked, done = threading.Event(), threading.Event()
 
         def watch() -> None:
             while not done.is_set():
-                seen.append(engine.expert_map())
+                assert engine.expert_map() is not None
+                looked.set()
 
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
+            assert looked.wait(PATIENCE_S)
             with_watcher = [step.token for step in engine.generate(PROMPT, 20, GREEDY)]
         finally:
             done.set()
             watcher.join()
-        assert len(seen) > 1
         assert with_watcher == [step.token for step in engine.generate(PROMPT, 20, GREEDY)]

@@ -15,7 +15,7 @@ from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth, write_synth
 
 MIB = 1 << 20
-NEEDS = Needs(base=10 * MIB, state=2 * MIB, per_row=4096, block=MIB)
+NEEDS = Needs(base=10 * MIB, state=2 * MIB, work=lambda rows: MIB + 4096 * rows)
 
 
 @pytest.fixture(scope="module")

@@ -172,12 +172,13 @@ def test_impossible_options_are_refused(model: Path, name: str, value: object) -
 
 def test_auto_follows_the_machine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With less memory on the machine than the model has, `auto` streams, and gives way when memory gets short."""
-    from penstock.engine import storage, watch
+    from penstock.engine import planning
     from penstock.machine.memory import Memory
+    from penstock.storage import watch
 
     room = smallest(model) + 4 * MIB
     memory = Memory(total=16 << 30, available=room + (16 << 30) // 20, swap=0)
-    monkeypatch.setattr(storage, "read_memory", lambda: memory)
+    monkeypatch.setattr(planning, "read_memory", lambda: memory)
     monkeypatch.setattr(watch, "EVERY", 0.0)
     short = Memory(total=16 << 30, available=0, swap=0)
     with Engine(model, context=256, memory="auto") as engine:
@@ -269,11 +270,11 @@ def test_closing_ends_it(model: Path) -> None:
 
 def test_resizing_gives_memory_back(model: Path, expected: NDArray[np.float32]) -> None:
     with streaming(model, 4 * MIB) as engine:
-        store = engine.model.experts
+        store = engine.storage.experts
         assert isinstance(store, StreamedExperts)
         answers(engine)
-        full = store.slots.held
+        full = store.memory.slots.held
         store.resize(store.cache.capacity // 3)
-        assert store.slots.held < full
+        assert store.memory.slots.held < full
         assert store.cache.used <= store.cache.capacity
         assert np.array_equal(answers(engine), expected)

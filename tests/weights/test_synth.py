@@ -18,12 +18,8 @@ from penstock import Engine
 from penstock.cli.synth import synth_command
 from penstock.errors import OptionError
 from penstock.storage.dense import DenseWeights
-from penstock.storage.store import MappedExperts
-from penstock.kernels import reference
-from penstock.model.blueprint import Blueprint
-from penstock.model.moe import Router
-from penstock.model.precision import Precision
-from penstock.model.rope import Frequencies
+from penstock.backend.cpu.backend import CpuBackend
+from penstock.model.deepseek_v4.description import Description
 from penstock.weights import synth as synth_module
 from penstock.weights import types
 from penstock.weights.config import AttentionKind
@@ -34,6 +30,7 @@ from penstock.weights.random_blocks import random_blocks
 from penstock.weights.synth import MIXES, plan_synth, synth, write_synth
 from penstock.weights.types import WeightType
 from tests.oracles import llamacpp
+from tests.spec.router import route
 
 Logits = NDArray[np.float32]
 BLOCK_KINDS = (
@@ -203,17 +200,10 @@ def frequencies(folder: Path, skew: float, layer: int) -> NDArray[np.float64]:
     plan = replace(plan, config=replace(plan.config, experts=256, experts_used=6, layers=layers))
     write_synth(plan, folder / "skewed.gguf", overwrite=True)
     model = open_checkpoint(folder / "skewed.gguf")
-    blueprint = Blueprint(
-        model,
-        reference,
-        MappedExperts(model, reference),
-        DenseWeights(model),
-        Precision(model.config, reference, simulate=False),
-        Frequencies(model.config, compressed=True),
-    )
-    router = Router(blueprint, f"blk.{layer}", model.config.layers[layer])
+    backend = CpuBackend(2)
+    spec = Description(model, backend, DenseWeights(model, backend)).router(f"blk.{layer}", model.config.layers[layer])
     x = torch.randn(8000, model.config.hidden, generator=torch.Generator().manual_seed(0))
-    ids, _ = router.route(x, torch.arange(8000))
+    ids, _ = route(x.double(), torch.arange(8000), spec)
     counts = np.bincount(ids.flatten().numpy(), minlength=256)
     by_rank = np.empty(256)
     by_rank[plan.ranks(layer)] = counts

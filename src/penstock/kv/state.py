@@ -28,10 +28,13 @@ class SequenceState:
                 f"{count:,} tokens after {self.position:,} do not fit the context of {self.layout.context:,}"
             )
 
-    def advance(self, count: int) -> None:
-        """`count` tokens of a step have become part of the state."""
+    def advance(self, count: int, left_out: int = 0) -> None:
+        """`count` tokens of a step have become part of the state, and its last `left_out` have not."""
         self.position += count
         self.floor = max(self.floor, self.position - self.layout.max_rewind)
+        if count + left_out > self.layout.max_rewind + 2:
+            # Of so many rows a ring keeps the last ones, those that were left out among them.
+            self.floor = max(self.floor, self.position + left_out - self.layout.max_rewind - 1)
 
     def rewind(self, count: int) -> None:
         """Forgets the last `count` tokens."""

@@ -1,18 +1,17 @@
-"""Finding and loading the native library, and sharing work between threads."""
+"""Finding and loading the native library."""
 
+import ctypes
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 import penstock
 from penstock.errors import PenstockError
-from penstock.kernels.cpu import library, parallel
-from tests.kernels.helpers import threads
+from penstock.native import library
+from penstock.native.structs import MIRRORED
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,61 +34,34 @@ def test_another_interface_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
         library.load(library.find())
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_every_piece_is_done_once(count: int) -> None:
-    done: list[int] = []
-    parallel.each(100, count, done.append)
-    assert sorted(done) == list(range(100))
+@pytest.mark.parametrize("name", MIRRORED)
+def test_a_structure_of_another_size_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the library had been built before or after a field was added."""
+
+    class Longer(MIRRORED[name]):  # type: ignore[misc]
+        _fields_ = (("more", ctypes.c_int64),)
+
+    monkeypatch.setitem(MIRRORED, name, Longer)
+    with pytest.raises(PenstockError, match=rf"{name} has \d+ bytes, expected \d+[\s\S]*another version"):
+        library.load(library.find())
 
 
-def test_a_failing_piece_fails_the_call() -> None:
-    def fail(number: int) -> None:
-        if number == 7:
-            raise RuntimeError("seven")
-
-    for count in (1, 2, 5):
-        with pytest.raises(RuntimeError, match="seven"):
-            parallel.each(20, count, fail)
-
-
-def test_ops_inside_ops_do_not_wait_for_each_other() -> None:
-    inner: list[int] = []
-
-    def outer(_: int) -> None:
-        parallel.each(4, parallel.threads_for(1 << 40), inner.append)
-
-    with threads(8):
-        worker = threading.Thread(target=lambda: parallel.each(16, 8, outer), daemon=True)
-        worker.start()
-        worker.join(20)
-    assert not worker.is_alive()
-    assert len(inner) == 64
-
-
-def test_ranges_cover_all_rows() -> None:
-    for rows in (0, 1, 3, 50):
-        for count in (1, 2, 5):
-            seen = torch.zeros(rows, dtype=torch.long)
-
-            def mark(start: int, stop: int, seen: torch.Tensor = seen) -> None:
-                seen[start:stop] += 1
-
-            with threads(count):
-                parallel.over_rows(rows, 1 << 40, mark)
-            assert (seen == 1).all()
+def test_a_structure_that_the_library_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIRRORED, "ps_nothing", MIRRORED["ps_weight"])
+    with pytest.raises(PenstockError, match="ps_nothing has 0 bytes"):
+        library.load(library.find())
 
 
 SANITIZED = """
 import sys
 from pathlib import Path
-from penstock.kernels.cpu import library
+from penstock.native import library
 library.find = lambda: Path(sys.argv[1])
 assert library.native()._name == sys.argv[1]
 import pytest
-folder = sys.argv[2]
-names = ("test_linear.py", "test_expert_op.py", "test_rowwise.py", "test_attention.py")
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(f"{folder}/{name}" for name in names)]))
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
+WATCHED = ("native/test_products.py", *(f"backend/test_{name}.py" for name in ("rows", "experts", "attention")))
 
 
 @pytest.mark.slow
@@ -107,6 +79,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     }
-    command = [sys.executable, "-c", SANITIZED, str(tmp_path / library.NAME), str(Path(__file__).parent)]
+    tests = [str(ROOT / "tests" / name) for name in WATCHED]
+    command = [sys.executable, "-c", SANITIZED, str(tmp_path / library.NAME), *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
