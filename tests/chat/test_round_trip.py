@@ -171,6 +171,6 @@ def test_replay_gives_the_sampled_tokens(
     ]
     reply = reply_for(TOKENIZER, thinking=True)
     push_all(reply, TOKENIZER, sampled)
-    answered = Conversation((question, reply.message()), tools=(TOOL,), thinking=Thinking.LOW)
+    answered = Conversation((question, reply.turn.message()), tools=(TOOL,), thinking=Thinking.LOW)
     again = render(answered, generate=False).ids(TOKENIZER)
     assert again == [*prompt.ids(TOKENIZER), *sampled, *TOKENIZER.eos_ids]

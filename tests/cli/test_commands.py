@@ -151,3 +151,11 @@ def test_output_into_a_closed_pipe(model: Path) -> None:
     command = f"{sys.executable} -m penstock inspect {model} --tensors | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in result.stderr
+
+
+def test_commands_start_without_the_web() -> None:
+    """What only a server or a grammar needs is imported when it is needed."""
+    heavy = ("fastapi", "uvicorn", "starlette", "pydantic", "prometheus_client", "llguidance", "sqlite3")
+    program = f"import sys, penstock.cli.main; print(*(set({heavy}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

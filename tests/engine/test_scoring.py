@@ -6,7 +6,8 @@ import pytest
 from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.requests import Scored
-from penstock.engine.scheduler import MAX_SCORED, Scheduler
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.scoring import MAX_ROWS, score_rows
 from penstock.errors import ContextLengthError, PenstockError, ReadError
 from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
@@ -75,17 +76,16 @@ def test_few_logits_at_a_time_and_those_who_decode_go_on(
         before = len(decodes.tokens)
         scheduler.step()
         assert len(decodes.tokens) == min(before + 1, 200)  # one token in every step
-    assert len(rows) >= 999 // MAX_SCORED
-    assert max(rows) <= MAX_SCORED + 1
+    assert len(rows) >= 999 // MAX_ROWS
+    assert max(rows) <= MAX_ROWS + 1
     monkeypatch.undo()
     finish(scheduler)
     assert decodes.tokens == alone(engine, decodes)
 
 
 def test_logits_stay_within_the_memory_of_steps(engine: Engine) -> None:
-    scheduler = Scheduler(engine)
     row = 4 * engine.config.vocab_size
-    assert 2 * row * scheduler._score_rows() <= max(engine.plan.work // 4, 2 * row)
+    assert 2 * row * score_rows(engine) <= max(engine.plan.work // 4, 2 * row)
 
 
 def test_prompts_that_are_read_and_scored_take_turns(engine: Engine) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import ReadError
-from penstock.server.api.openai import failure_chunk
-from penstock.server.http.errors import ApiError
+from penstock.server.http.errors import ApiError, openai_envelope
 from penstock.server.http.streams import KEEP_ALIVE, EventStream, data, merged, unless_disconnected
 from penstock.server.service import LoopDispatch
 from tests.server.conftest import events
+
+
+def failure(error: ApiError) -> str:
+    return data(openai_envelope(error))
 
 
 class Client:
@@ -50,7 +53,7 @@ def test_a_long_silence_is_filled_with_comments() -> None:
                 await asyncio.sleep(0.001)
             speak.set()
 
-        response = await EventStream.open(lines(), 0.01, failure_chunk)
+        response = await EventStream.open(lines(), 0.01, failure)
         return (await asyncio.gather(heard.hear(response), wake()))[0]
 
     text = asyncio.run(scene())
@@ -77,7 +80,7 @@ def failing(*before: str, error: Exception) -> Callable[[], AsyncGenerator[str, 
 )
 def test_a_failure_in_the_middle_is_told_and_ends_the_stream(error: Exception, code: str) -> None:
     async def scene() -> str:
-        return await Client().hear(await EventStream.open(failing(data(1), error=error)(), 5, failure_chunk))
+        return await Client().hear(await EventStream.open(failing(data(1), error=error)(), 5, failure))
 
     first, last = events(asyncio.run(scene()))
     assert (first, last["error"]["code"]) == (1, code)
@@ -86,7 +89,7 @@ def test_a_failure_in_the_middle_is_told_and_ends_the_stream(error: Exception, c
 
 def test_a_failure_at_once_is_raised() -> None:
     with pytest.raises(ReadError):
-        asyncio.run(EventStream.open(failing(error=ReadError("disk"))(), 5, failure_chunk))
+        asyncio.run(EventStream.open(failing(error=ReadError("disk"))(), 5, failure))
 
 
 def test_a_client_that_goes_away_ends_everything() -> None:
@@ -105,7 +108,7 @@ def test_a_client_that_goes_away_ends_everything() -> None:
             yield data(index)
 
     async def scene() -> str:
-        text = await Client(lambda text: "1" in text).hear(await EventStream.open(lines(), 5, failure_chunk))
+        text = await Client(lambda text: "1" in text).hear(await EventStream.open(lines(), 5, failure))
         async with asyncio.timeout(60):
             while len(closed) < 2:
                 await asyncio.sleep(0)

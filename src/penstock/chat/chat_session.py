@@ -80,7 +80,7 @@ class ChatSession:
             if reply.tokens:
                 # Reasoning that was broken off has no end to repeat; it is rendered from text, without it.
                 whole = not reply.thinking or bool(reply.turn.content)
-                answer = reply.message(reply.tokens if whole else None)
+                answer = reply.turn.message(reply.tokens if whole else None)
                 self.conversation = replace(asked, messages=(*asked.messages, answer))
         yield from rest
 

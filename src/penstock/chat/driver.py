@@ -9,7 +9,6 @@ Nothing here generates.  Whoever has an engine, a scheduler or several sessions 
 ...         print(event)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.chat.deepseek_v4 import DeepSeekV4Format
 from penstock.chat.events import Event, TextDelta, ToolCallStarted, Turn
 from penstock.chat.format import ChatFormat
-from penstock.chat.messages import Conversation, Message
+from penstock.chat.messages import Conversation
 from penstock.engine.constraint import Constraint, Constraints
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
@@ -150,10 +149,6 @@ class Reply:
         if self._keeps and self._driver.replay and self.turn.stop_string is None:
             self._driver.replay.remember(self.prompt, self.turn.message(), self.tokens)
         return rest
-
-    def message(self, sampled: Sequence[int] | None = None) -> Message:
-        """The turn as a message of the conversation.  sampled: see `Turn.message`."""
-        return self.turn.message(sampled)
 
     def _parse(self, step: Step, ends: bool) -> list[Event]:
         """A marker's text is told apart from ordinary text that spells it, and from text that was pending before."""

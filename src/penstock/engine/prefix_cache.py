@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
 from penstock.engine.session import Session
+
+if TYPE_CHECKING:  # who keeps nothing on disk needs no database
+    from penstock.engine.disk_sessions import DiskSessions
 
 MIN_PREFIX: Final = 16  # tokens in common below which a session is not used
 MIN_BYTES: Final = 64 << 20  # for sessions, and
@@ -49,7 +51,7 @@ class PrefixCache:
     budget  bytes of state, of idle sessions and of those in use, as far as `in_use` tells of them
     """
 
-    def __init__(self, engine: Engine, budget: int | None = None, disk: DiskSessions | None = None):
+    def __init__(self, engine: Engine, budget: int | None = None, disk: "DiskSessions | None" = None):
         self.engine, self.disk = engine, disk
         self.budget = _budget(engine) if budget is None else budget
         self.in_use = 0

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.engine.constraint import Constraint
 from penstock.engine.prefix_cache import Match
@@ -156,3 +156,16 @@ class Slot:
                 checkpoint *= 2
             cuts.append(min(checkpoint, end))
         return min(cuts)
+
+
+class Work(NamedTuple):
+    """What a slot does in a step.
+
+    wants   whether it needs the logits after its last token
+    scores  whether it needs those of all tokens, because they are scored
+    """
+
+    slot: Slot
+    ids: list[int]
+    wants: bool
+    scores: bool = False

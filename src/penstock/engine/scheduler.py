@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,29 +33,12 @@ from penstock.engine.requests import (
     Slot,
     SlotState,
     Update,
+    Work,
 )
-from penstock.engine.steps import score
+from penstock.engine.scoring import score_prompt, score_rows
 from penstock.errors import BusyError, ContextLengthError, PenstockError
 
 Logits = NDArray[np.float32]
-
-MAX_SCORED: Final = 64  # rows of a prompt that are scored in a step
-LOGITS_SHARE: Final = (
-    4  # their logits take a quarter at most of the memory for a full step, which theirs is not
-)
-
-
-class Work(NamedTuple):
-    """What a slot does in a step.
-
-    wants   whether it needs the logits after its last token
-    scores  whether it needs those of all tokens, because they are scored
-    """
-
-    slot: Slot
-    ids: list[int]
-    wants: bool
-    scores: bool = False
 
 
 class Scheduler:
@@ -217,7 +199,7 @@ class Scheduler:
         except PenstockError as error:
             self._one_by_one(work, error)
             return
-        scores = [_score(part, logits) for part, logits in zip(work, found, strict=True)]
+        scores = [score_prompt(part, logits) for part, logits in zip(work, found, strict=True)]
         seconds = time.perf_counter() - begin
         self.engine_seconds += seconds
         self._measure(work, seconds)
@@ -319,7 +301,7 @@ class Scheduler:
         room = self.engine.plan.chunk - len(work)
         scoring = self._scores_next()
         if scoring:
-            room = min(room, self._score_rows())
+            room = min(room, score_rows(self.engine))
         if decoding:
             room = (self._scoring_pace if scoring else self._pace).room(room)
         for slot in self._slots:
@@ -335,11 +317,6 @@ class Scheduler:
         kinds = {slot.scoring for slot in self._slots if slot.prefilling}
         self._scored_last = not self._scored_last if len(kinds) == 2 else True in kinds
         return self._scored_last
-
-    def _score_rows(self) -> int:
-        """How many rows are scored in a step: their logits, and a copy of them, stay within the memory of steps."""
-        row = 2 * 4 * self.engine.config.vocab_size
-        return max(1, min(MAX_SCORED, self.engine.plan.work // LOGITS_SHARE // row))
 
     def _measure(self, work: Sequence[Work], seconds: float) -> None:
         read = sum(len(part.ids) for part in work if part.slot.prefilling)
@@ -415,21 +392,7 @@ class Scheduler:
                 self._leave(part.slot, Failed(own))
             else:
                 with suppress(ValueError):
-                    self._advance(part, logits, _score(part, logits))
-
-
-def _score(work: Work, logits: Logits | None) -> Scored | Failed | None:
-    """What the logits say of the tokens that follow in the prompt, if it is scored."""
-    slot, request = work.slot, work.slot.request
-    if not work.scores or logits is None or request.score is None:
-        return None
-    end = slot.session.position
-    following = request.prompt[end - len(work.ids) + 1 : end + 1]  # the last token of the prompt has none
-    try:
-        steps = [score(row, token, request.score) for row, token in zip(logits, following, strict=False)]
-    except PenstockError as error:
-        return Failed(error)
-    return Scored(steps, last=slot.generation is None and len(work.ids) == len(slot.pending))
+                    self._advance(part, logits, score_prompt(part, logits))
 
 
 def _is_power_of_two(number: int) -> bool:

@@ -10,7 +10,7 @@ from penstock.backend.base import Sampling as LogitOps
 from penstock.engine.sampling import Sampler, Sampling
 from penstock.engine.session import Session
 from penstock.engine.stops import StopStrings
-from penstock.errors import OptionError, PenstockError
+from penstock.errors import OptionError
 from penstock.tokenizer import StreamDecoder, Tokenizer
 
 
@@ -24,22 +24,6 @@ class Step:
     text: str = ""
     top_logprobs: list[tuple[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
-
-
-def score(logits: NDArray[np.float32], token: int, alternatives: int) -> Step:
-    """How likely the model finds a token that is given: its log-probability, and the likeliest tokens in its place.
-    logits [vocab]: those that predict it"""
-    scores = logits.astype(np.float64)
-    highest = scores.max()
-    if not np.isfinite(highest):
-        raise PenstockError("the model produced logits that are not finite; its weights may be damaged")
-    scores -= highest
-    scores -= np.log(np.exp(scores).sum())
-    best: list[int] = []
-    if alternatives:
-        best = np.argpartition(-scores, alternatives)[:alternatives].tolist()
-        best.sort(key=lambda other: (-scores[other], other))
-    return Step(token, float(scores[token]), "", [(other, float(scores[other])) for other in best])
 
 
 class Generation:

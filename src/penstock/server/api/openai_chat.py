@@ -1,12 +1,11 @@
 """POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`)."""
 
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.chat.driver import Token
@@ -22,11 +21,10 @@ from penstock.chat.events import (
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.requests import PrefillProgress
 from penstock.engine.steps import Step
-from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
-from penstock.server.api.shared import ALIASES, EFFORTS, SamplingFields, refusal
-from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
-from penstock.server.service import Service, new_id, service_of
-from penstock.server.usage import Usage, combined, timings
+from penstock.server.api.openai import Choices, finite, token_name
+from penstock.server.api.shared import ALIASES, EFFORTS, Json, SamplingFields, refusal
+from penstock.server.service import Service, service_of
+from penstock.server.usage import Usage, timings
 from penstock.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -89,7 +87,7 @@ class ToolChoice(_Strict):
 
 
 class JsonSchema(_Strict):
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Json | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -145,7 +143,7 @@ class ChatRequest(SamplingFields):
             return effort
         return Thinking.HIGH if asked or self.think or ALIASES.get(self.model or "") else Thinking.OFF
 
-    def _tools(self) -> Iterator[dict[str, Any]]:
+    def _tools(self) -> Iterator[Json]:
         """Those that may be called now."""
         functions = [tool.function.model_dump(exclude_unset=True) for tool in self.tools or ()]
         if isinstance(self.tool_choice, ToolChoice):
@@ -188,16 +186,16 @@ def _text(message: ChatMessage, index: int) -> str:
     return "\n".join(part.text or "" for part in message.content)
 
 
-class Choice:
+class ChatChoice:
     """One of the answers to a request."""
 
     def __init__(self, service: Service, body: ChatRequest, conversation: Conversation, number: int):
-        self.usage = Usage()
+        self.usage, self.begun = Usage(), False
         self._service, self._body = service, body
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
         sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
         self.reply = service.driver.reply(conversation, sampling, forced=body.forces_call)
-        self._new: dict[str, list[dict[str, Any]]] = {}  # log-probabilities that nobody has taken
+        self._new: dict[str, list[Json]] = {}  # log-probabilities that nobody has taken
 
     async def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
         """What happens."""
@@ -209,7 +207,7 @@ class Choice:
                     self._note(update)
                 yield update
 
-    def logprobs(self) -> dict[str, list[dict[str, Any]]] | None:
+    def logprobs(self) -> dict[str, list[Json]] | None:
         """Those of the tokens since the last call, reasoning and answer apart as DeepSeek gives them."""
         if not self._body.logprobs:
             return None
@@ -222,9 +220,9 @@ class Choice:
             part.append(_logprob_object(self._service.engine.tokenizer, token.step))
 
 
-def message_object(message: Message) -> dict[str, Any]:
+def message_object(message: Message) -> Json:
     """A whole answer."""
-    result: dict[str, Any] = {"role": "assistant", "content": message.content}
+    result: Json = {"role": "assistant", "content": message.content}
     if message.reasoning is not None:
         result["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -236,7 +234,7 @@ def message_object(message: Message) -> dict[str, Any]:
     return result
 
 
-def delta_object(event: Event) -> dict[str, Any] | None:
+def delta_object(event: Event) -> Json | None:
     """A piece of an answer; None for what a stream does not tell."""
     match event:
         case ReasoningDelta(text):
@@ -252,8 +250,8 @@ def delta_object(event: Event) -> dict[str, Any] | None:
             return None
 
 
-def _logprob_object(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
+def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
+    def entry(token: int, logprob: float) -> Json:
         raw = list(tokenizer.token_bytes(token))
         return {"token": token_name(tokenizer, token), "logprob": finite(logprob), "bytes": raw}
 
@@ -263,69 +261,30 @@ def _logprob_object(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    service = service_of(request)
-    answer = _Answer(service, body)
-    if body.stream:
-        return await EventStream.open(answer.chunks(), service.settings.ping, failure_chunk)
-    return JSONResponse(await unless_disconnected(request, answer.whole()))
+    service, conversation = service_of(request), body.conversation()
+    choices = [ChatChoice(service, body, conversation, number) for number in range(body.choices)]
+    return await ChatChoices(service, body, choices).respond(request)
 
 
-class _Answer:
-    """The choices of one request, whole or piece by piece."""
+class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, service: Service, body: ChatRequest):
-        self._service, self._body = service, body
-        conversation = body.conversation()
-        self._choices = [Choice(service, body, conversation, number) for number in range(body.choices)]
-        self._id, self._created = new_id("chatcmpl-"), int(time.time())
+    def finished(self, choice: ChatChoice) -> Json:
+        turn, logprobs = choice.reply.turn, choice.logprobs()
+        message = message_object(turn.message())
+        return {"message": message, "logprobs": logprobs, "finish_reason": turn.finish_reason}
 
-    async def whole(self) -> dict[str, Any]:
-        async with aclosing(self._updates()) as updates:
-            async for _ in updates:
-                pass
-        usage = combined([choice.usage for choice in self._choices])
-        return {
-            **self._head("chat.completion"),
-            "choices": [
-                {
-                    "index": index,
-                    "message": message_object(choice.reply.message()),
-                    "logprobs": choice.logprobs(),
-                    "finish_reason": choice.reply.turn.finish_reason,
-                }
-                for index, choice in enumerate(self._choices)
-            ],
-            "usage": usage_object([usage]),
-            "timings": timings(usage),
-        }
+    def deltas(self, choice: ChatChoice, update: PrefillProgress | Token) -> Iterator[tuple[Json, Json]]:
+        """The role, what the model says, the reason why it ended."""
 
-    async def chunks(self) -> AsyncGenerator[str, None]:
-        """The role, what the model says, the reason why it ended; usage if asked for; the end of the stream."""
-        begun: set[int] = set()
-        async with aclosing(self._updates()) as updates:
-            async for index, update in updates:
-                if index not in begun:
-                    begun.add(index)
-                    yield self._chunk(index, {"role": "assistant"})
-                for event in coalesced(update.events) if isinstance(update, Token) else ():
-                    if isinstance(event, Done):
-                        spent = timings(self._choices[index].usage)
-                        yield self._chunk(index, {}, event.finish_reason, timings=spent)
-                    elif delta := delta_object(event):
-                        yield self._chunk(index, delta)
-        if self._body.wants_usage:
-            usage = combined([choice.usage for choice in self._choices])
-            yield data({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_object([usage])})
-        yield DONE
+        def part(delta: Json, reason: str | None = None) -> Json:
+            return {"delta": delta, "logprobs": choice.logprobs(), "finish_reason": reason}
 
-    def _updates(self) -> AsyncGenerator[tuple[int, PrefillProgress | Token], None]:
-        return merged([choice.run() for choice in self._choices], self._service.settings.parallel)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        name = self._service.settings.name  # not what the client calls it: this is who answers
-        return {"id": self._id, "object": kind, "created": self._created, "model": name}
-
-    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> str:
-        logprobs = self._choices[index].logprobs()
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return data({**self._head("chat.completion.chunk"), "choices": [choice], **more})
+        if not choice.begun:
+            choice.begun = True
+            yield part({"role": "assistant"}), {}
+        for event in coalesced(update.events) if isinstance(update, Token) else ():
+            if isinstance(event, Done):
+                yield part({}, event.finish_reason), {"timings": timings(choice.usage)}
+            elif delta := delta_object(event):
+                yield part(delta), {}

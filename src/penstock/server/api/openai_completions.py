@@ -5,23 +5,22 @@ of tokens (`text_offset`) are places in the choice's own `text`.
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from penstock.engine.engine import Engine
 from penstock.engine.requests import PrefillProgress, Scored
 from penstock.engine.steps import Step
-from penstock.server.api.openai import failure_chunk, finite, token_name, usage_object
-from penstock.server.api.shared import SamplingFields, refusal
-from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
-from penstock.server.service import Service, new_id, service_of
-from penstock.server.usage import Usage, combined, timings
+from penstock.server.api.openai import Choices, finite, token_name
+from penstock.server.api.shared import Json, SamplingFields, refusal
+from penstock.server.service import Service, service_of
+from penstock.server.usage import Usage
 from penstock.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -85,11 +84,11 @@ class Part(NamedTuple):
     reason: str | None = None
 
 
-class Choice:
+class TextChoice:
     """One continuation of one prompt."""
 
     def __init__(self, service: Service, body: CompletionRequest, prompt: Prompt, number: int):
-        self.usage = Usage(prompt=len(prompt.ids))
+        self.usage, self.parts = Usage(prompt=len(prompt.ids)), list[Part]()
         self._service, self._body, self._prompt = service, body, prompt
         self._sampling = body.sampling(
             number, stop=body.stops, top_logprobs=body.logprobs or 0, ignore_eos=bool(body.ignore_eos)
@@ -97,7 +96,18 @@ class Choice:
         self._decoder = service.engine.tokenizer.stream()
         self._offset = 0
 
+    def as_json(self, part: Part) -> Json:
+        tokenizer, wanted = self._service.engine.tokenizer, self._body.logprobs is not None
+        logprobs = logprobs_object(tokenizer, part.scored) if wanted else None
+        return {"text": part.text, "logprobs": logprobs, "finish_reason": part.reason}
+
     async def run(self) -> AsyncGenerator[Part, None]:
+        async with aclosing(self._run()) as parts:
+            async for part in parts:
+                self.parts += [] if self._body.stream else [part]
+                yield part
+
+    async def _run(self) -> AsyncGenerator[Part, None]:
         limit = DEFAULT_TOKENS if self._body.limit is None else self._body.limit
         score = self._body.logprobs if self._body.echo else None
         if self._body.echo and score is None:
@@ -138,7 +148,7 @@ class Choice:
         return scored
 
 
-def logprobs_object(tokenizer: Tokenizer, scored: Iterable[TokenScore]) -> dict[str, Any]:
+def logprobs_object(tokenizer: Tokenizer, scored: Iterable[TokenScore]) -> Json:
     """Four lists with an entry for each token; the chosen one is always among its alternatives."""
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, offset, logprob, top in scored:
@@ -162,66 +172,20 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         raise refusal("suffix", "text cannot be filled in")
     if body.best_of not in (None, body.choices):
         raise refusal("best_of", "only as many as n are made")
-    answer = _Answer(service, body)
-    if body.stream:
-        return await EventStream.open(answer.chunks(), service.settings.ping, failure_chunk)
-    return JSONResponse(await unless_disconnected(request, answer.whole()))
+    prompts = [read_prompt(service.engine, prompt) for prompt in body.prompts()]
+    choices = [TextChoice(service, body, prompt, n) for prompt in prompts for n in range(body.choices)]
+    return await TextChoices(service, body, choices).respond(request)
 
 
-class _Answer:
-    """The choices for all prompts of one request: those of the first prompt come first."""
+class TextChoices(Choices[TextChoice, Part]):
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, service: Service, body: CompletionRequest):
-        self._service, self._body = service, body
-        prompts = [read_prompt(service.engine, prompt) for prompt in body.prompts()]
-        self._choices = [
-            Choice(service, body, prompt, number) for prompt in prompts for number in range(body.choices)
-        ]
-        self._id, self._created = new_id("cmpl-"), int(time.time())
+    def finished(self, choice: TextChoice) -> Json:
+        return choice.as_json(_joined(choice.parts))
 
-    async def whole(self) -> dict[str, Any]:
-        parts: list[list[Part]] = [[] for _ in self._choices]
-        async with aclosing(self._updates()) as updates:
-            async for index, part in updates:
-                parts[index].append(part)
-        usages = self._usages()
-        return {
-            **self._head(),
-            "choices": [self._choice(index, _joined(found)) for index, found in enumerate(parts)],
-            "usage": usage_object(usages),
-            "timings": timings(combined(usages)),
-        }
-
-    async def chunks(self) -> AsyncGenerator[str, None]:
-        async with aclosing(self._updates()) as updates:
-            async for index, part in updates:
-                if part != Part("", []):
-                    yield data({**self._head(), "choices": [self._choice(index, part)]})
-        if self._body.wants_usage:
-            yield data({**self._head(), "choices": [], "usage": usage_object(self._usages())})
-        yield DONE
-
-    def _updates(self) -> AsyncGenerator[tuple[int, Part], None]:
-        return merged([choice.run() for choice in self._choices], self._service.settings.parallel)
-
-    def _usages(self) -> list[Usage]:
-        """One for each prompt."""
-        n = self._body.choices
-        usages = [choice.usage for choice in self._choices]
-        return [combined(usages[begin : begin + n]) for begin in range(0, len(usages), n)]
-
-    def _head(self) -> dict[str, Any]:
-        name = self._service.settings.name
-        return {"id": self._id, "object": "text_completion", "created": self._created, "model": name}
-
-    def _choice(self, index: int, part: Part) -> dict[str, Any]:
-        wanted = self._body.logprobs is not None
-        return {
-            "index": index,
-            "text": part.text,
-            "logprobs": logprobs_object(self._service.engine.tokenizer, part.scored) if wanted else None,
-            "finish_reason": part.reason,
-        }
+    def deltas(self, choice: TextChoice, update: Part) -> Iterator[tuple[Json, Json]]:
+        if update != Part("", []):
+            yield choice.as_json(update), {}
 
 
 def _joined(parts: list[Part]) -> Part:

@@ -87,6 +87,17 @@ class StateSeries(Collector):
         yield from self._requests()
         yield from self._storage(self.service.engine.stats())
         yield from self._as_llamacpp()
+        yield from self._memory()
+
+    def _memory(self) -> Iterator[Metric]:
+        """What each tier holds and what it may hold: the same numbers that the page shows."""
+        used = GaugeMetricFamily("penstock_memory_bytes", "Bytes that a tier holds.", labels=("tier",))
+        limit = GaugeMetricFamily("penstock_memory_limit_bytes", "Bytes that it may hold.", labels=("tier",))
+        for tier, amounts in memory_by_tier(self.service, self.service.engine.stats()).items():
+            used.add_metric((tier,), amounts["used"])
+            limit.add_metric((tier,), amounts["limit"])
+        yield used
+        yield limit
 
     def _requests(self) -> Iterator[Metric]:
         scheduler, totals = self.service.scheduler, self.totals
@@ -189,22 +200,6 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
     return tiers
 
 
-class MemorySeries(Collector):
-    """What each tier holds and what it may hold: the same numbers that the page shows."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    def collect(self) -> Iterator[Metric]:
-        used = GaugeMetricFamily("penstock_memory_bytes", "Bytes that a tier holds.", labels=("tier",))
-        limit = GaugeMetricFamily("penstock_memory_limit_bytes", "Bytes that it may hold.", labels=("tier",))
-        for tier, amounts in memory_by_tier(self.service, self.service.engine.stats()).items():
-            used.add_metric((tier,), amounts["used"])
-            limit.add_metric((tier,), amounts["limit"])
-        yield used
-        yield limit
-
-
 @router.get("/metrics", include_in_schema=False)
 def scrape(request: Request, accept: Annotated[str, Header()] = "") -> Response:
     metrics: Metrics | None = getattr(request.app.state, "metrics", None)
@@ -255,7 +250,6 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(StateSeries(service, self.totals))
-        self.registry.register(MemorySeries(service))
 
     def follow(self, _: Sequence[int], __: Usage) -> Follower:
         """For each prompt that comes."""
