@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from penstock.backend.cuda import layouts
-from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, Places, Remember
+from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, MakeTurns, Places, Remember
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.experts import Down, GateUp
 from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
@@ -103,7 +103,14 @@ class Step:
     PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "shared", "gate_up", "down")
 
     def __init__(
-        self, layer: Layer, index: int, rows: int, context: int, streams: list[torch.Tensor], tune: Tune
+        self,
+        layer: Layer,
+        index: int,
+        rows: int,
+        context: int,
+        streams: list[torch.Tensor],
+        places: Places,
+        tune: Tune,
     ):
         def buffer(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, device="cuda")
@@ -117,9 +124,6 @@ class Step:
         )
         base, scale = torch.randn(24, device="cuda"), torch.rand(3, device="cuda")
         stages = tune.get("dense", 2)
-        frequencies = torch.rand(32, device="cuda")
-        positions = torch.full((rows,), context, dtype=torch.int32, device="cuda")
-        places = Places(positions, torch.arange(rows, dtype=torch.int32, device="cuda"), frequencies)
 
         x = Image(rows, HIDDEN, DIGITS | (HALVES if m else 0))
         self.mix_a = LeaveAndMix(streams[1], layer.fn[0], partial, streams[0], y, coefficients)
@@ -219,7 +223,11 @@ def main() -> None:
 
 def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tune, only: str) -> None:
     streams = [torch.randn(rows, 4, HIDDEN, device="cuda") for _ in range(2)]
-    steps = [Step(layer, i, rows, context, streams, tune) for i, layer in enumerate(layers)]
+    positions = torch.full((rows,), context, dtype=torch.int32, device="cuda")
+    slots, frequencies = torch.arange(rows, dtype=torch.int32, device="cuda"), torch.rand(32, device="cuda")
+    places = Places(positions, slots, frequencies)
+    turns = MakeTurns(places)
+    steps = [Step(layer, i, rows, context, streams, places, tune) for i, layer in enumerate(layers)]
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     embeddings = torch.randn(VOCABULARY, HIDDEN, device="cuda").half()
     x, logits = Image(rows, HIDDEN, DIGITS), torch.empty(rows, VOCABULARY, device="cuda")
@@ -239,6 +247,7 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     sample = Sample(logits, torch.ones(rows, device="cuda"), chances, tokens)
 
     def everything() -> None:
+        turns.launch(OVERLAP)
         enter.launch(OVERLAP)
         for step in steps:
             step.launch(step.names())

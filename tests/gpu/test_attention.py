@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, Places, Remember
+from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, MakeTurns, Places, Remember
 from penstock.backend.cuda.inputs import DIGITS, Image
 from tests.gpu import reference as ref
 
@@ -25,7 +25,9 @@ def places(positions: list[int], slots: list[int]) -> Places:
     def ints(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cuda")
 
-    return Places(ints(positions), ints(slots), torch.from_numpy(FREQUENCIES).cuda())
+    where = Places(ints(positions), ints(slots), torch.from_numpy(FREQUENCIES).cuda())
+    MakeTurns(where).launch()
+    return where
 
 
 def halves(array: ref.Floats) -> torch.Tensor:

@@ -5,7 +5,7 @@ it has, so that one graph serves every position.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,6 +20,10 @@ class Places:
     positions: torch.Tensor  # int32 [rows]
     slots: torch.Tensor  # int32 [rows]
     frequencies: torch.Tensor  # float32 [rope / 2], the layer's
+    turns: torch.Tensor = field(init=False)  # float32 [rows, rope / 2, 2], written by `MakeTurns`
+
+    def __post_init__(self) -> None:
+        self.turns = torch.zeros(self.rows, len(self.frequencies), 2, device="cuda")
 
     @property
     def rows(self) -> int:
@@ -44,7 +48,7 @@ class _Remember(ctypes.Structure):
 class _Scores(ctypes.Structure):
     _fields_ = (
         ("q", VOID), ("gates", VOID), ("keys", VOID), ("keys_stride", LONG), ("positions", VOID), ("slots", VOID),
-        ("frequencies", VOID), ("scores", VOID), ("heads", INT), ("rope", INT), ("ratio", INT), ("stride", INT),
+        ("turns", VOID), ("scores", VOID), ("heads", INT), ("rope", INT), ("ratio", INT), ("stride", INT),
         ("enough", INT),
     )  # fmt: skip
 
@@ -59,7 +63,7 @@ class _Select(ctypes.Structure):
 class _Attention(ctypes.Structure):
     _fields_ = (
         ("q", VOID), ("window", VOID), ("compressed", VOID), ("picks", VOID), ("pick_counts", VOID),
-        ("positions", VOID), ("slots", VOID), ("frequencies", VOID), ("sinks", VOID), ("partial", VOID), ("tops", VOID),
+        ("positions", VOID), ("slots", VOID), ("turns", VOID), ("sinks", VOID), ("partial", VOID), ("tops", VOID),
         ("out", VOID), ("digits", VOID), ("window_stride", LONG), ("compressed_stride", LONG),
         ("heads", INT), ("rows", INT), ("splits", INT), ("window_length", INT), ("capacity", INT), ("ratio", INT),
         ("pick_stride", INT), ("group_heads", INT), ("eps", FLOAT),
@@ -85,6 +89,25 @@ class CompressorState:
             address(self.values), address(self.scores), address(self.ape), address(self.norm), address(self.frontier),
             address(self.rows), self.rows.stride(0), width, self.rows.shape[2], ratio, self.frontier.shape[1],
         )  # fmt: skip
+
+
+class _Turns(ctypes.Structure):
+    _fields_ = (("positions", VOID), ("frequencies", VOID), ("turns", VOID), ("half", INT))
+
+
+class MakeTurns:
+    """Cosines and sines of the rows' positions, once a token for all layers that share `places`."""
+
+    def __init__(self, places: Places):
+        half = len(places.frequencies)
+        self._argument = _Turns(
+            address(places.positions), address(places.frequencies), address(places.turns), half
+        )
+        self._keep = places
+        self._kernel = module("state.cu").kernel("make_turns")
+
+    def launch(self, overlap: bool = True) -> None:
+        self._kernel.launch(self._keep.rows, 64, (self._argument,), overlap)
 
 
 class Remember:
@@ -120,7 +143,7 @@ class Indexer:
             raise ValueError(f"the indexer takes heads by sixteens, of 128 channels, not {list(q.shape)}")
         self._scores = _Scores(
             address(q), address(gates), address(keys), keys.stride(0), address(places.positions), address(places.slots),
-            address(places.frequencies), address(scores), heads, 2 * len(places.frequencies), ratio, scores.stride(0),
+            address(places.turns), address(scores), heads, 2 * len(places.frequencies), ratio, scores.stride(0),
             count,
         )  # fmt: skip
         self._select = _Select(
@@ -162,7 +185,7 @@ class Attention:
         tops = torch.empty(rows, splits, heads, 2, device="cuda")
         self._argument = _Attention(
             address(q), address(window), address(compressed), address(picks), address(counts),
-            address(places.positions), address(places.slots), address(places.frequencies), address(sinks),
+            address(places.positions), address(places.slots), address(places.turns), address(sinks),
             address(partial), address(tops), address(out), address(digits.data if digits else None), window.stride(0),
             compressed.stride(0) if compressed is not None else 0, heads, rows, splits, window_length, window.shape[1],
             ratio, picks.shape[1] if picks is not None else 0, heads // digits.groups if digits else 0, eps,

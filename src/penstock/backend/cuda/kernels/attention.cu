@@ -16,7 +16,7 @@ struct Attention {
     const int* picks;        // [rows, pick_stride]: compressed rows to see, or null: all visible ones
     const int* pick_counts;  // [rows]
     const int *positions, *slots;  // [rows]
-    const float* frequencies;      // [32]
+    const float2* turns;           // [rows, 32]: cosine and sine of a row's position
     const float* sinks;            // [heads]
     float* partial;  // [rows, splits, heads, 512]
     float* tops;     // [rows, splits, heads, 2]: largest score, sum of weights
@@ -62,6 +62,23 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
         if (threadIdx.x < HEADS) p.tops[(share + threadIdx.x) * 2] = -INFINITY, p.tops[(share + threadIdx.x) * 2 + 1] = 0;
         return;
     }
+    if (threadIdx.x < HEADS) state[threadIdx.x] = -INFINITY, state[HEADS + threadIdx.x] = 0;
+    const u16* window = p.window + slot * p.window_stride;
+    const u16* far = p.compressed + slot * p.compressed_stride;
+    uint4 loaded[4][2];  // four keys a warp
+    auto load_keys = [&](int chunk) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int key = chunk * KEYS + warp * 4 + k;
+            const u16* from = nullptr;
+            if (key < near) from = window + static_cast<size_t>((position - near + 1 + key) % p.capacity) * DIM;
+            else if (key < count)
+                from = far + static_cast<size_t>(p.picks ? p.picks[static_cast<size_t>(row) * p.pick_stride + key - near] : key - near) * DIM;
+#pragma unroll
+            for (int i = 0; i < 2; i++) loaded[k][i] = from ? load16(from + (i * 32 + lane) * 8) : uint4{0, 0, 0, 0};
+        }
+    };
+    load_keys(first);  // on their way while the queries are made
     // Queries: norm, rotation, scale 512^-0.5; lane l has dims 16 l ….
     for (int h = warp; h < HEADS; h += WARPS) {
         const float* q = p.q + (static_cast<size_t>(row) * p.heads + head0 + h) * DIM + lane * 16;
@@ -77,10 +94,9 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
         if (lane >= 28) {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                double sine, cosine;
-                sincos(static_cast<double>(position) * static_cast<double>(p.frequencies[(lane - 28) * 8 + i]), &sine, &cosine);
-                const float s = static_cast<float>(sine), c = static_cast<float>(cosine), a = v[2 * i], b = v[2 * i + 1];
-                v[2 * i] = a * c - b * s, v[2 * i + 1] = a * s + b * c;
+                const float2 turn = p.turns[row * (ROPE / 2) + (lane - 28) * 8 + i];
+                const float a = v[2 * i], b = v[2 * i + 1];
+                v[2 * i] = a * turn.x - b * turn.y, v[2 * i + 1] = a * turn.y + b * turn.x;
             }
         }
         // Step `lane` of 16 dims: register 0 has dims 2t, 2t + 1 of heads < 8, register 2 dims 2t + 8, …; 1 and 3 heads ≥ 8.
@@ -94,29 +110,15 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
             *reinterpret_cast<u32*>(to + 32 * 512) = pack_halves((a - half_to_float(ha)) , (b - half_to_float(hb)));
         }
     }
-    if (threadIdx.x < HEADS) state[threadIdx.x] = -INFINITY, state[HEADS + threadIdx.x] = 0;
-    const u16* window = p.window + slot * p.window_stride;
-    const u16* far = p.compressed + slot * p.compressed_stride;
     float o[8][4] = {};  // dims 64 warp + 8 n …, heads g and g + 8
     for (int chunk = first; chunk < end; chunk++) {
-        __syncthreads();
-        // Four keys a warp.
-        uint4 loaded[4][2];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const int key = chunk * KEYS + warp * 4 + k;
-            const u16* from = nullptr;
-            if (key < near) from = window + static_cast<size_t>((position - near + 1 + key) % p.capacity) * DIM;
-            else if (key < count)
-                from = far + static_cast<size_t>(p.picks ? p.picks[static_cast<size_t>(row) * p.pick_stride + key - near] : key - near) * DIM;
-#pragma unroll
-            for (int i = 0; i < 2; i++) loaded[k][i] = from ? load16(from + (i * 32 + lane) * 8) : uint4{0, 0, 0, 0};
-        }
+        if (chunk > first) __syncthreads();  // all are done with the keys before
 #pragma unroll
         for (int k = 0; k < 4; k++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 *reinterpret_cast<uint4*>(keys + (warp * 4 + k) * KEY_STRIDE + (i * 32 + lane) * 16) = loaded[k][i];
+        if (chunk + 1 < end) load_keys(chunk + 1);
         __syncthreads();
         {  // scores: warp % 4 has eight keys, warp / 4 half of the dims
             float c[4] = {}, low[4] = {};
@@ -192,19 +194,22 @@ extern "C" __global__ void __launch_bounds__(64) join_shares(const __grid_consta
     let_next_start();
     wait_for_previous();
     const float sink = p.sinks[head];
-    float top = sink;
-    for (int s = 0; s < p.splits; s++) top = fmaxf(top, p.tops[((static_cast<size_t>(row) * p.splits + s) * p.heads + head) * 2]);
-    float sum = expf(sink - top), v[8] = {};
-    for (int s = 0; s < p.splits; s++) {
-        const size_t share = (static_cast<size_t>(row) * p.splits + s) * p.heads + head;
-        const float own = p.tops[share * 2];
-        if (own == -INFINITY) continue;
-        const float factor = expf(own - top);
+    // Lane s has share s; those that saw no key come last and are left out.
+    const int count = window_keys(p, row) + compressed_keys(p, row), chunks = (count + KEYS - 1) / KEYS;
+    const int each = (chunks + p.splits - 1) / p.splits, shares = (chunks + each - 1) / each;
+    const size_t base = static_cast<size_t>(row) * p.splits * p.heads + head;
+    float2 own = {-INFINITY, 0};
+    if (lane < shares) own = *reinterpret_cast<const float2*>(p.tops + (base + static_cast<size_t>(lane) * p.heads) * 2);
+    const float top = fmaxf(sink, warp_max(own.x)), factor = expf(own.x - top);
+    const float sum = expf(sink - top) + warp_sum(own.y * factor);
+    float v[8] = {};
+#pragma unroll 10
+    for (int s = 0; s < shares; s++) {
         float o[8];
-        load_eight(p.partial + share * DIM, cell * CELL + lane * 8, DIM, o);
-        sum = fmaf(p.tops[share * 2 + 1], factor, sum);
+        load_eight(p.partial + (base + static_cast<size_t>(s) * p.heads) * DIM, cell * CELL + lane * 8, DIM, o);
+        const float f = __shfl_sync(ALL, factor, s);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = fmaf(o[i], factor, v[i]);
+        for (int i = 0; i < 8; i++) v[i] = fmaf(o[i], f, v[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] /= sum;
@@ -212,10 +217,9 @@ extern "C" __global__ void __launch_bounds__(64) join_shares(const __grid_consta
     if (rotary >= 0) {  // back by the query's position
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            double sine, cosine;
-            sincos(static_cast<double>(p.positions[row]) * static_cast<double>(p.frequencies[rotary / 2 + i]), &sine, &cosine);
-            const float s = static_cast<float>(sine), c = static_cast<float>(cosine), a = v[2 * i], b = v[2 * i + 1];
-            v[2 * i] = a * c + b * s, v[2 * i + 1] = b * c - a * s;
+            const float2 turn = p.turns[row * (ROPE / 2) + rotary / 2 + i];
+            const float a = v[2 * i], b = v[2 * i + 1];
+            v[2 * i] = a * turn.x + b * turn.y, v[2 * i + 1] = b * turn.x - a * turn.y;
         }
     }
     if (p.out) {

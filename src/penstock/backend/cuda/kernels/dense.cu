@@ -167,7 +167,8 @@ PS_DEVICE void dense(const Dense& p) {
     Chosen& chosen = *reinterpret_cast<Chosen*>(x + plan.bytes());  // with a router only
 
     u64* image_bar = bars + 127;
-    if (threadIdx.x == 0) barrier_init(image_bar, 1), barrier_init_visible();
+    int* last = reinterpret_cast<int*>(bars + 126);
+    if (threadIdx.x == 0) *last = 0, barrier_init(image_bar, 1), barrier_init_visible();
     __syncthreads();
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
     Filler filler = {{0, static_cast<int>(blockIdx.x % blocks), 0, false}, nullptr, 0, 0, false};
@@ -233,13 +234,16 @@ PS_DEVICE void dense(const Dense& p) {
                 if (at < s.rows)
                     s.out[static_cast<size_t>(k / 16) * s.stride + group * s.rows + at] = s.paired ? swiglu(a, b, p.limit) : a;
             }
-            if (segment == p.router && is_last(p.router_counter, s.tiles, lane))
-                choose(p.routing, p.rows, chosen, p.chosen, lane);
+            if (segment == p.router && is_last(p.router_counter, s.tiles, lane) && lane == 0) *last = 1;
             if (counted) {
                 const int cell = (group * s.tiles + tile) / 16;
                 if (is_last(p.digits.counters + cell, tiles_of_cell(s.tiles * p.groups, cell), lane))
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
+        }
+        if (segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
+            __syncthreads();
+            if (*last) choose(p.routing, p.rows, chosen, p.chosen);
         }
         if (use.segment < p.count) __syncthreads();
     }

@@ -29,7 +29,10 @@ PS_DEVICE int slices_for(int cells) {
 template <int SETS, class Source>
 PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, int lane, const Source& x,
                                const float (&scale)[SETS], Sums<SETS>& sums) {
-    if (format == IQ2_XXS) cell_iq2_xxs<SETS>(cell, grid, lane, x, scale, sums);
+    if (format == IQ2_XXS) {
+        Sums<SETS>* const one[1] = {&sums};
+        cells_iq2_xxs<SETS, 1>(cell, 0, grid, lane, x, scale, one);
+    }
     if (format == Q2_K) cell_q2_k<SETS>(cell, lane, x, scale, sums);
     if (format == Q4_K) cell_q4_k<SETS>(cell, lane, x, scale, sums);
     if (format == MXFP4) cell_mxfp4<SETS>(cell, lane, x, scale, sums);
@@ -114,8 +117,13 @@ PS_DEVICE void gate_up(const GateUp& p) {
 #pragma unroll
                 for (int s = 0; s < SETS; s++) scale[s] = 4 * s + t < p.rows ? scales[c * 8 + 4 * s + t] : 0.0f;
                 const char* cell = ring.wait();
-                add_expert_cell<SETS>(FORMAT, cell, grid, lane, source, scale, gate);
-                add_expert_cell<SETS>(FORMAT, cell + BYTES, grid, lane, source, scale, up);
+                if constexpr (FORMAT == IQ2_XXS && SETS == 1) {
+                    Sums<SETS>* const both[2] = {&gate, &up};
+                    cells_iq2_xxs<SETS, 2>(cell, BYTES, grid, lane, source, scale, both);
+                } else {
+                    add_expert_cell<SETS>(FORMAT, cell, grid, lane, source, scale, gate);
+                    add_expert_cell<SETS>(FORMAT, cell + BYTES, grid, lane, source, scale, up);
+                }
                 ring.release();
                 refill();
             }

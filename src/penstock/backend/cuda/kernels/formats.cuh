@@ -37,31 +37,32 @@ struct Sums {
     float v[SETS][2] = {};
 };
 
-// Inputs of a cell as planes in shared memory.
+// Inputs of a cell as planes in shared memory.  A lane whose row does not exist reads another row's: columns of the operand do
+// not meet, and nobody looks at the results.
 template <int SETS>
 struct PlaneInputs {
-    const char* plane[SETS];  // this lane's, at the cell's first column; null where there is no such row
+    const char* plane[SETS];  // this lane's, at the cell's first column
     int negated;              // from a plane to its negative
 
     PS_DEVICE PlaneInputs(const char* at, const InputPlan& p, int cell, int lane) : negated(p.negated_at()) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int s = 0; s < SETS; s++)
-            plane[s] = 4 * s + g / 2 < p.rows ? at + (8 * s + g) * p.digit_stride() + cell * CELL + t * 8 : nullptr;
+        for (int s = 0; s < SETS; s++) {
+            const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;
+            plane[s] = at + own * p.digit_stride() + cell * CELL + t * 8;
+        }
     }
-    PS_DEVICE uint2 step(int set, int i) const { return plane[set] ? load8(plane[set] + i * 32) : uint2{0, 0}; }
-    PS_DEVICE uint2 negative(int set, int i) const {
-        return plane[set] ? load8(plane[set] + negated + i * 32) : uint2{0, 0};
-    }
+    PS_DEVICE uint2 step(int set, int i) const { return load8(plane[set] + i * 32); }
+    PS_DEVICE uint2 negative(int set, int i) const { return load8(plane[set] + negated + i * 32); }
 };
 
 // Adds the inputs under a mask of 0xff bytes, which is −1 times the mask's numbers.  Few rows read their inputs negated, which
 // costs least; many have no room for a second copy and clear the masks to 1.
-template <int SETS, class Source>
-PS_DEVICE void mend(int (&c)[4], const u32 (&mask)[4], const Source& x, int set, int step) {
-    if (SETS == 1) return mma_bytes(c, mask, x.negative(set, step));
+template <int SETS>
+PS_DEVICE void mend(int (&c)[4], const u32 (&mask)[4], uint2 x, uint2 negative) {
+    if (SETS == 1) return mma_bytes(c, mask, negative);
     const u32 ones[4] = {mask[0] & 0x01010101, mask[1] & 0x01010101, mask[2] & 0x01010101, mask[3] & 0x01010101};
-    mma_bytes(c, ones, x.step(set, step));
+    mma_bytes(c, ones, x);
 }
 
 PS_DEVICE int join(int high, int low) { return high * 255 + low; }
@@ -103,44 +104,74 @@ PS_DEVICE void fill_grid(char* grid, const uint2* entries) {
     }
 }
 
-template <int SETS, class Source>
-PS_DEVICE void cell_iq2_xxs(const char* cell, const char* grid, int lane, const Source& x, const float (&scale)[SETS],
-                            Sums<SETS>& sums) {
+// (a & b) | c in one instruction; c must not be known to the compiler, which would make two of it.
+PS_DEVICE u32 and_or(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// CELLS cells against the same inputs (gate and up), `apart` bytes from each other.
+template <int SETS, int CELLS, class Source>
+PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int lane, const Source& x, const float (&scale)[SETS],
+                             Sums<SETS>* const (&sums)[CELLS]) {
     const int g = lane / 4;
-    const uint4 index4 = load16(cell + lane * 16), signs4 = load16(cell + 512 + lane * 16);
-    const u32 index[4] = {index4.x, index4.y, index4.z, index4.w};
-    const u32 signs[4] = {signs4.x, signs4.y, signs4.z, signs4.w};
-    const uint2 nibbles = load8(cell + 1024 + g * 8);
-    const u32 d = load4(cell + 1088 + g * 4);
     const char* copy = grid + lane % 16 * 8;
-    int total[SETS][4] = {};
+    u32 one = 1;
+    asm volatile("" : "+r"(one));
+    int total[CELLS][SETS][4] = {};
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        const u32 pair = index[i / 2] >> i % 2 * 16;
-        const uint2 v0 = load8(copy + (pair << 7 & 0x7f80)), v1 = load8(copy + (pair >> 1 & 0x7f80));
-        // Masks of the negative bytes.  v ^ mask is −v − 1 there; a second product, of the masks, makes up for the 1.
-        u32 mask[4];
+    for (int half = 0; half < 2; half++) {  // four steps: so much of the codes as is in use at a time
+        uint2 index[CELLS], signs[CELLS], nibbles[CELLS];
 #pragma unroll
-        for (int r = 0; r < 4; r++) mask[r] = permute_signs(signs[i / 2] << (7 - (i % 2 * 4 + r)), 0, 0xba98);
-        const u32 a[4] = {v0.x ^ mask[0], v1.x ^ mask[1], v0.y ^ mask[2], v1.y ^ mask[3]};
-        const int f0 = static_cast<int>((i ? nibbles.x >> (4 * i - 1) : nibbles.x << 1) & 0x1e | 1);
-        const int f1 = static_cast<int>((i ? nibbles.y >> (4 * i - 1) : nibbles.y << 1) & 0x1e | 1);
+        for (int k = 0; k < CELLS; k++) {
+            index[k] = load8(cell + k * apart + lane * 16 + half * 8);
+            signs[k] = load8(cell + k * apart + 512 + lane * 16 + half * 8);
+            nibbles[k] = load8(cell + k * apart + 1024 + g * 8);
+        }
 #pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            int c[4] = {};
-            mma_bytes(c, a, x.step(s, i));
-            mend<SETS>(c, mask, x, s, i);
-            total[s][0] += c[0] * f0, total[s][1] += c[1] * f0;
-            total[s][2] += c[2] * f1, total[s][3] += c[3] * f1;
+        for (int j = 0; j < 4; j++) {
+            const int i = half * 4 + j;
+            uint2 b[SETS], n[SETS];
+#pragma unroll
+            for (int s = 0; s < SETS; s++) {
+                b[s] = x.step(s, i);
+                if (SETS == 1) n[s] = x.negative(s, i);
+            }
+#pragma unroll
+            for (int k = 0; k < CELLS; k++) {
+                const u32 pair = (j < 2 ? index[k].x : index[k].y) >> j % 2 * 16, bits = j < 2 ? signs[k].x : signs[k].y;
+                const uint2 v0 = load8(copy + (pair << 7 & 0x7f80)), v1 = load8(copy + (pair >> 1 & 0x7f80));
+                // Masks of the negative bytes.  v ^ mask is −v − 1 there; a second product, of the masks, makes up for the 1.
+                u32 mask[4];
+#pragma unroll
+                for (int r = 0; r < 4; r++) mask[r] = permute_signs(bits << (7 - (i % 2 * 4 + r)), 0, 0xba98);
+                const u32 a[4] = {v0.x ^ mask[0], v1.x ^ mask[1], v0.y ^ mask[2], v1.y ^ mask[3]};
+                const int f0 = static_cast<int>(and_or(i ? nibbles[k].x >> (4 * i - 1) : nibbles[k].x << 1, 0x1e, one));
+                const int f1 = static_cast<int>(and_or(i ? nibbles[k].y >> (4 * i - 1) : nibbles[k].y << 1, 0x1e, one));
+#pragma unroll
+                for (int s = 0; s < SETS; s++) {
+                    int c[4] = {};
+                    mma_bytes(c, a, b[s]);
+                    mend<SETS>(c, mask, b[s], n[s]);
+                    total[k][s][0] += c[0] * f0, total[k][s][1] += c[1] * f0;
+                    total[k][s][2] += c[2] * f1, total[k][s][3] += c[3] * f1;
+                }
+            }
         }
     }
-    const float d0 = low_half(d) * 0.125f, d1 = high_half(d) * 0.125f;
 #pragma unroll
-    for (int s = 0; s < SETS; s++) {
-        const float a = fmaf(static_cast<float>(total[s][0]), 255.0f, static_cast<float>(total[s][1])) * d0;
-        const float b = fmaf(static_cast<float>(total[s][2]), 255.0f, static_cast<float>(total[s][3])) * d1;
-        sums.v[s][0] = fmaf(a, scale[s], sums.v[s][0]);
-        sums.v[s][1] = fmaf(b, scale[s], sums.v[s][1]);
+    for (int k = 0; k < CELLS; k++) {
+        const u32 d = load4(cell + k * apart + 1088 + g * 4);
+        const float d0 = low_half(d) * 0.125f, d1 = high_half(d) * 0.125f;
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            const int* v = total[k][s];
+            const float a = fmaf(static_cast<float>(v[0]), 255.0f, static_cast<float>(v[1])) * d0;
+            const float b = fmaf(static_cast<float>(v[2]), 255.0f, static_cast<float>(v[3])) * d1;
+            sums[k]->v[s][0] = fmaf(a, scale[s], sums[k]->v[s][0]);
+            sums[k]->v[s][1] = fmaf(b, scale[s], sums[k]->v[s][1]);
+        }
     }
 }
 
@@ -241,7 +272,7 @@ PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const flo
         for (int s = 0; s < SETS; s++) {
             int c[4] = {};
             mma_bytes(c, a, x.step(s, i));
-            mend<SETS>(c, mask, x, s, i);
+            mend<SETS>(c, mask, x.step(s, i), SETS == 1 ? x.negative(s, i) : uint2{0, 0});
             v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
             v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
         }
@@ -261,9 +292,8 @@ PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const Inpu
         const u32 a[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            const bool used = 4 * s + g / 2 < p.rows;
-            const char* plane = at + p.halves_at() + (8 * s + g) * p.half_stride() + column * 2 + i * 32 + t * 8;
-            mma_halves(c[s], a, used ? load8(plane) : uint2{0, 0});
+            const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;  // see PlaneInputs
+            mma_halves(c[s], a, load8(at + p.halves_at() + own * p.half_stride() + column * 2 + i * 32 + t * 8));
         }
     }
 }

@@ -89,6 +89,12 @@ struct Collapse {
     float eps, hc_eps;
 };
 
+// 1 / v to within one unit in the last place: forty of them follow each other in `sinkhorn`, which brings errors back in.
+PS_DEVICE float inverse_of(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
 PS_DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
 // One thread: the 4 × 4 matrix made doubly stochastic, columns last (spec §3.2).
@@ -106,7 +112,7 @@ PS_DEVICE void sinkhorn(const float* logits, int iterations, float eps, float* o
     auto columns = [&] {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const float inverse = 1.0f / ((c[0][j] + c[1][j]) + (c[2][j] + c[3][j]) + eps);
+            const float inverse = inverse_of((c[0][j] + c[1][j]) + (c[2][j] + c[3][j]) + eps);
 #pragma unroll
             for (int i = 0; i < 4; i++) c[i][j] *= inverse;
         }
@@ -115,7 +121,7 @@ PS_DEVICE void sinkhorn(const float* logits, int iterations, float eps, float* o
     for (int k = 1; k < iterations; k++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float inverse = 1.0f / ((c[i][0] + c[i][1]) + (c[i][2] + c[i][3]) + eps);
+            const float inverse = inverse_of((c[i][0] + c[i][1]) + (c[i][2] + c[i][3]) + eps);
 #pragma unroll
             for (int j = 0; j < 4; j++) c[i][j] *= inverse;
         }
@@ -143,11 +149,18 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
             if (warp < COLLAPSE_WARPS && cell < cells)
                 load_eight(streams + static_cast<size_t>(i) * p.hidden, cell * CELL + lane * 8, p.hidden, kept[k][i]);
         }
-    for (int k = warp; k <= MIX; k += COLLAPSE_WARPS + 1) {
-        float sum = 0;
-        for (int b = lane; b < p.blocks; b += WARP) sum += p.partial[(static_cast<size_t>(b) * p.rows + row) * PARTIAL + k];
-        sum = warp_sum(sum);
-        if (lane == 0) mix[k] = sum;
+    {  // sums of the mix: a warp has number warp and, of the last ones, warp + 17; both are loaded at once
+        const int second = warp + COLLAPSE_WARPS + 1;
+        float sums[2] = {0, 0};
+#pragma unroll 2
+        for (int b = lane; b < p.blocks; b += WARP) {
+            const float* from = p.partial + (static_cast<size_t>(b) * p.rows + row) * PARTIAL;
+            sums[0] += from[warp];
+            sums[1] += from[second < PARTIAL ? second : 0];
+        }
+        sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
+        if (lane == 0) mix[warp] = sums[0];
+        if (lane == 0 && second <= MIX) mix[second] = sums[1];
     }
     __syncthreads();
     const float factor = 1.0f / sqrtf(mix[MIX] / static_cast<float>(STREAMS * p.hidden) + p.eps);
@@ -156,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
     for (int i = 0; i < STREAMS; i++) pre[i] = sigmoid(mix[i] * factor * p.scale[0] + p.base[i]) + p.hc_eps;
     if (warp == COLLAPSE_WARPS) {
         float* out = p.coefficients + row * MIX;
-        if (lane < 4) out[lane] = pre[lane];
+        if (lane == 0) out[0] = pre[0], out[1] = pre[1], out[2] = pre[2], out[3] = pre[3];
         if (!p.head && lane < 4) out[4 + lane] = 2.0f * sigmoid(mix[4 + lane] * factor * p.scale[1] + p.base[4 + lane]);
         if (!p.head && lane == 0) {
             float logits[16];
@@ -167,10 +180,12 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
     }
     const InputPlan plan = {p.columns, p.rows, p.forms};
     float v[2][8];
+#pragma unroll
     for (int k = 0; k < 2; k++) {
         const int cell = warp + k * COLLAPSE_WARPS, column = cell * CELL + lane * 8;
         if (warp >= COLLAPSE_WARPS || cell >= cells) continue;
-        float sum = 0, most = 0;
+        float sum = 0, most = 0, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        if (p.norm) load_eight(p.norm, column, p.hidden, norm);
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             float x = pre[0] * kept[k][0][e];
@@ -178,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
             for (int i = 1; i < STREAMS; i++) x = fmaf(pre[i], kept[k][i][e], x);
             if (p.x && column + e < p.hidden) p.x[static_cast<size_t>(row) * p.hidden + column + e] = x;
             sum = fmaf(x, x, sum);
-            v[k][e] = x * (p.norm && column + e < p.hidden ? p.norm[column + e] : 1.0f);
+            v[k][e] = x * norm[e];
             most = fmaxf(most, fabsf(v[k][e]));
         }
         sum = warp_sum(sum), most = warp_max(most);
@@ -188,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
     const RowScale scale = row_scale(squares, largest, cells, p.hidden, p.norm, p.eps, lane);
     if (p.forms & HALVES && threadIdx.x == 0)
         reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
+#pragma unroll
     for (int k = 0; k < 2; k++) {
         const int cell = warp + k * COLLAPSE_WARPS;
         if (warp >= COLLAPSE_WARPS || cell >= cells) continue;

@@ -12,7 +12,7 @@ struct Scores {
     const u16* keys;     // [slots, capacity, 128] f16
     long long keys_stride;
     const int *positions, *slots;
-    const float* frequencies;  // [rope / 2]
+    const float2* turns;  // [rows, rope / 2]
     float* scores;             // [rows, stride]
     int heads, rope, ratio, stride, enough;  // enough: with so few visible rows all are taken, and scores are not needed
 };
@@ -39,10 +39,9 @@ extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_cons
         if (rotary >= 0) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                double sine, cosine;
-                sincos(static_cast<double>(position) * static_cast<double>(p.frequencies[rotary / 2 + i]), &sine, &cosine);
-                const float s = static_cast<float>(sine), c = static_cast<float>(cosine), a = v[2 * i], b = v[2 * i + 1];
-                v[2 * i] = a * c - b * s, v[2 * i + 1] = a * s + b * c;
+                const float2 turn = p.turns[row * (p.rope / 2) + rotary / 2 + i];
+                const float a = v[2 * i], b = v[2 * i + 1];
+                v[2 * i] = a * turn.x - b * turn.y, v[2 * i + 1] = a * turn.y + b * turn.x;
             }
         }
         // Dims 4 u … of a step belong to thread u of a quad: the keys are read in the same order.

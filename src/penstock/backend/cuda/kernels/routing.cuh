@@ -36,10 +36,11 @@ PS_DEVICE void choose_row(const Routing& r, int row, int lane, Chosen& out) {
         u32 keys[MAX_PER_LANE];  // floats in the order of integers; 0: none, or taken
 #pragma unroll
         for (int j = 0; j < MAX_PER_LANE; j++) {
+            keys[j] = 0;
+            if (j * WARP >= r.experts) continue;  // the same for all lanes
             const int e = lane + j * WARP;
-            keys[j] = e < r.experts
-                          ? static_cast<u32>(rank_of(router_score(__ldcg(logits + e)) + (r.bias ? r.bias[e] : 0.0f), 0) >> 32)
-                          : 0u;
+            if (e < r.experts)
+                keys[j] = static_cast<u32>(rank_of(router_score(__ldcg(logits + e)) + (r.bias ? r.bias[e] : 0.0f), 0) >> 32);
         }
         for (int k = 0; k < r.count; k++) {
             u32 best = 0, id = 0xffffffffu;
@@ -62,39 +63,40 @@ PS_DEVICE void choose_row(const Routing& r, int row, int lane, Chosen& out) {
     }
 }
 
-// One warp: all rows.  Pair i is (row i / count, place i % count); `here` is in shared memory, `to` where the next kernels read.
-PS_DEVICE void choose(const Routing& r, int rows, Chosen& here, Chosen* to, int lane) {
-    for (int row = 0; row < rows; row++) choose_row(r, row, lane, here);
-    __syncwarp();
-    const int pairs = rows * r.count;
+// All threads of a block, `here` in shared memory, `to` where the next kernels read.  Pair i is (row i / 8, place i % 8).
+PS_DEVICE void choose(const Routing& r, int rows, Chosen& here, Chosen* to) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    for (int row = warp; row < rows; row += warps) choose_row(r, row, lane, here);
+    __syncthreads();
+    if (warp) return;
+    const int pairs = rows * MAX_COUNT;
+    const int* ids = &here.ids[0][0];
     int count = 0;
     for (int i = lane; i < MAX_UNIQUE; i += WARP) {  // is it the first with its id?
-        bool first = i < pairs;
-        for (int j = 0; j < i && first; j++) first = here.ids[j / r.count][j % r.count] != here.ids[i / r.count][i % r.count];
+        bool first = i < pairs && i % MAX_COUNT < r.count;
+        const int id = first ? ids[i] : 0;
+        for (int j = 0; j < i && first; j++) first = j % MAX_COUNT >= r.count || ids[j] != id;
         here.first[i] = first;
         count += __popc(__ballot_sync(ALL, first));
     }
     __syncwarp();
     for (int i = lane; i < pairs; i += WARP) {  // its place is how many distinct ids are smaller
-        const int id = here.ids[i / r.count][i % r.count];
+        if (!here.first[i]) continue;
         int place = 0;
-        for (int j = 0; j < pairs; j++) place += here.first[j] && here.ids[j / r.count][j % r.count] < id;
-        if (here.first[i]) here.unique[place] = id, to->unique[place] = id;
+        for (int j = 0; j < pairs; j++) place += here.first[j] && ids[j] < ids[i];
+        here.unique[place] = ids[i], to->unique[place] = ids[i];
     }
     __syncwarp();
     for (int k = lane; k < count * MAX_ROWS; k += WARP) {
-        const int u = k / MAX_ROWS, row = k % MAX_ROWS;
+        const int u = k / MAX_ROWS, row = k % MAX_ROWS, id = here.unique[u];
         int slot = -1;
         float weight = 0;
         for (int j = r.count - 1; row < rows && j >= 0; j--)
-            if (here.ids[row][j] == here.unique[u]) slot = j, weight += here.weights[row][j];
+            if (here.ids[row][j] == id) slot = j, weight += here.weights[row][j];
         to->slot[u][row] = slot;
         to->weight[u][row] = weight;
     }
-    for (int i = lane; i < pairs; i += WARP) {
-        to->ids[i / r.count][i % r.count] = here.ids[i / r.count][i % r.count];
-        to->weights[i / r.count][i % r.count] = here.weights[i / r.count][i % r.count];
-    }
+    for (int i = lane; i < pairs; i += WARP) (&to->ids[0][0])[i] = ids[i], (&to->weights[0][0])[i] = (&here.weights[0][0])[i];
     if (lane == 0) to->count = count;
 }
 

@@ -32,6 +32,23 @@ struct Remember {
     float eps;
 };
 
+struct Turns {
+    const int* positions;      // [rows]
+    const float* frequencies;  // [half]
+    float2* turns;             // [rows, half]: cosine and sine of position · frequency
+    int half;
+};
+
+// Once a token for every set of frequencies: in double, because positions reach a million.
+extern "C" __global__ void make_turns(const __grid_constant__ Turns p) {
+    let_next_start();
+    wait_for_previous();
+    if (threadIdx.x >= p.half) return;
+    double sine, cosine;
+    sincos(static_cast<double>(p.positions[blockIdx.x]) * static_cast<double>(p.frequencies[threadIdx.x]), &sine, &cosine);
+    p.turns[blockIdx.x * p.half + threadIdx.x] = {static_cast<float>(cosine), static_cast<float>(sine)};
+}
+
 PS_DEVICE float block_sum(float v, float* scratch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     v = warp_sum(v);
