@@ -66,7 +66,9 @@ def test_bench(environment: dict[str, str]) -> None:
 
 
 def test_synth_and_inspect(environment: dict[str, str], tmp_path: Path) -> None:
-    penstock(environment, "synth", str(tmp_path / "m.gguf"), "--width", "tiny", "--layers", "3", "--mix", "q8_0")
+    penstock(
+        environment, "synth", str(tmp_path / "m.gguf"), "--width", "tiny", "--layers", "3", "--mix", "q8_0"
+    )
     assert "Q8_0" in penstock(environment, "inspect", str(tmp_path / "m.gguf"))
 
 
@@ -85,10 +87,16 @@ def test_serve(environment: dict[str, str]) -> None:
             place = re.search(r"http://\S+", server.stdout.readline())
             assert place is not None
             body = json.dumps(
-                {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0, "max_tokens": 40}
+                {
+                    "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+                    "temperature": 0,
+                    "max_tokens": 40,
+                }
             )
             request = urllib.request.Request(
-                f"{place[0].rstrip('/')}/v1/chat/completions", body.encode(), {"Content-Type": "application/json"}
+                f"{place[0].rstrip('/')}/v1/chat/completions",
+                body.encode(),
+                {"Content-Type": "application/json"},
             )
             answer = json.loads(_answered(request))
             assert "42" in answer["choices"][0]["message"]["content"]
