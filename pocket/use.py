@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.backend.base import Array, Backend
 from penstock.engine.engine import Engine
+from penstock.model.deepseek_v4.model import DeepSeekV4
 from penstock.pocket import pocket_path
 from penstock.storage.store import ExpertStore, Lease
 from pocket.batches import encode
@@ -39,7 +40,9 @@ def expert_use(engine: Engine, conversations: int = PER_SKILL) -> dict[str, list
     """skill → share of every expert in every layer"""
     result = {}
     for skill in MIXTURE:
-        layers = engine.runner.model.layers
+        model = engine.runner.model
+        assert isinstance(model, DeepSeekV4)
+        layers = model.layers
         counting = CountingExperts(layers[0].store, engine.backend, len(layers), engine.config.experts)
         for layer in layers:
             layer.store = counting

@@ -7,8 +7,8 @@ import pytest
 
 import penstock
 
-# weights, native ← backend ← storage ← model ← kv ← engine ← chat, bench ← server ← cli; the machine and the tokenizer
-# stand beside the weights.
+# weights, native ← backend ← storage ← model ← kv ← engine ← chat, bench ← server ← cli; the machine and the
+# tokenizer stand beside the weights.
 FLOORS = {
     "errors": 0,
     "sizes": 0,

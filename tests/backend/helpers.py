@@ -32,7 +32,9 @@ DECODED_TYPES = (  # decoded inside the product
 )
 WEIGHT_TYPES = STORED_TYPES + DECODED_TYPES
 FLOAT_TYPES = (types.F32, types.F16, types.BF16, types.FP8_E4M3)
-INTEGER_TYPES = tuple(kind for kind in STORED_TYPES if kind not in FLOAT_TYPES)  # inputs become 16-bit integers
+INTEGER_TYPES = tuple(
+    kind for kind in STORED_TYPES if kind not in FLOAT_TYPES
+)  # inputs become 16-bit integers
 KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 NO_STATE = StateLayout((), context=1, max_rewind=0, kv_dtype="f32", vocab_size=1)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,16 @@ LARGE = Sizes(
 )
 # Every input is a whole number of the widest blocks.
 BLOCKS = Sizes(
-    hidden=256, streams=2, rank=256, heads=4, dim=128, half=16, index_heads=4, index_dim=32, groups=2, middle=128
+    hidden=256,
+    streams=2,
+    rank=256,
+    heads=4,
+    dim=128,
+    half=16,
+    index_heads=4,
+    index_dim=32,
+    groups=2,
+    middle=128,
 )
 
 
@@ -168,7 +178,12 @@ class Block:
     """An attention op, and the sequences that are fed to it."""
 
     def __init__(
-        self, spec: v4.AttentionSpec, kv_dtype: str = "f16", threads: int = 1, context: int = 1024, max_rewind: int = 2
+        self,
+        spec: v4.AttentionSpec,
+        kv_dtype: str = "f16",
+        threads: int = 1,
+        context: int = 1024,
+        max_rewind: int = 2,
     ):
         self.layout = layout_of(spec, kv_dtype, context, max_rewind)
         self.device = Device(threads, self.layout)
@@ -210,14 +225,15 @@ class Fed:
         found = self.block.pool.tensors(self.slot, self.position, self.position)
         kinds = {series.name: KV_DTYPES[series.dtype] for series in self.block.layout.series}
         return {
-            name: torch.from_numpy(np.ascontiguousarray(rows)).view(kinds[name]).float() for name, rows in found.items()
+            name: torch.from_numpy(np.ascontiguousarray(rows)).view(kinds[name]).float()
+            for name, rows in found.items()
         }
 
 
 def pieces(total: int, cuts: Sequence[int]) -> list[int]:
     """Lengths between cuts."""
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < total}), total]
-    return [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    return [b - a for a, b in pairwise(edges)]
 
 
 def inputs(s: Sizes, total: int, seed: int = 0) -> Tensor:

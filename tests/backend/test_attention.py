@@ -25,7 +25,19 @@ from tests.backend.helpers import (
     assert_same_bits,
     random,
 )
-from tests.backend.layers import BLOCKS, KINDS, LARGE, ODD, USUAL, Block, Fed, Sizes, attention, inputs, pieces
+from tests.backend.layers import (
+    BLOCKS,
+    KINDS,
+    LARGE,
+    ODD,
+    USUAL,
+    Block,
+    Fed,
+    Sizes,
+    attention,
+    inputs,
+    pieces,
+)
 from tests.spec.attention import attention as specified
 from tests.spec.indexer import select
 
@@ -101,7 +113,13 @@ def test_the_choice_of_many_rows(tmp_path: Path, overlap: bool) -> None:
     seed=st.integers(0, 99),
 )
 def test_chunks_leave_no_trace(
-    specs: dict[str, AttentionSpec], kind: str, total: int, cuts: list[int], kv_dtype: str, max_rewind: int, seed: int
+    specs: dict[str, AttentionSpec],
+    kind: str,
+    total: int,
+    cuts: list[int],
+    kv_dtype: str,
+    max_rewind: int,
+    seed: int,
 ) -> None:
     block, x = Block(specs[kind], kv_dtype, max_rewind=max_rewind), inputs(USUAL, total, seed)
     one_by_one, chunked = block.sequence(x), block.sequence(x)
@@ -147,8 +165,8 @@ def test_more_rows_than_have_queries_at_a_time(specs: dict[str, AttentionSpec], 
     results = block.run(list(zip(found, (300, 700), strict=True)))
     for mine, count, other in zip(results, (300, 700), expected, strict=True):
         assert_same_bits(mine, other.feed(count - 130, 1, 129))
-    for mine, other in zip(found, expected, strict=True):
-        assert_all_same([*mine.state().values()], [*other.state().values()])
+    for fed, twin in zip(found, expected, strict=True):
+        assert_all_same([*fed.state().values()], [*twin.state().values()])
 
 
 # ── what a step may touch ─────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +174,9 @@ def test_more_rows_than_have_queries_at_a_time(specs: dict[str, AttentionSpec], 
 
 @by_kind
 @pytest.mark.parametrize("count", [1, 2, 9, 30])
-def test_a_failed_step_replaces_nothing_that_counts(specs: dict[str, AttentionSpec], kind: str, count: int) -> None:
+def test_a_failed_step_replaces_nothing_that_counts(
+    specs: dict[str, AttentionSpec], kind: str, count: int
+) -> None:
     """A single row goes straight into the ring, before the step has succeeded."""
     block, x = Block(specs[kind], max_rewind=0), inputs(USUAL, 61)
     fed, clean = block.sequence(x), block.sequence(x)
@@ -297,14 +317,15 @@ def test_halves_are_rounded_like_torch_does(tmp_path: Path, kv_dtype: str) -> No
 
 
 class Choice:
-    """A token after many compressed rows that are written by hand.  It gets the mean of the chosen ones and of its own
-    row, which is zero."""
+    """A token after many compressed rows that are written by hand.  It gets the mean of the chosen ones and of its
+    own row, which is zero."""
 
     def __init__(self, folder: Path, heads: int, dim: int, topk: int):
         self.topk, rank = topk, 4
         weights = Weights(folder)
         base = bare(weights, window=1)
         nothing = torch.zeros(16, 16)
+
         def compressor(width: int) -> CompressorSpec:
             zeros = weights.of(nothing[:width])
             return CompressorSpec(

@@ -11,7 +11,15 @@ from penstock.backend.base import ExpertTable
 from penstock.backend.deepseek_v4 import LINEAR_GROUP, ExpertsSpec
 from penstock.weights import types
 from penstock.weights.types import WeightType
-from tests.backend.helpers import Device, Weights, array, assert_close, assert_rows_stand_alone, assert_same_bits, random
+from tests.backend.helpers import (
+    Device,
+    Weights,
+    array,
+    assert_close,
+    assert_rows_stand_alone,
+    assert_same_bits,
+    random,
+)
 from tests.spec.experts import Expert
 from tests.spec.experts import experts as specified
 
@@ -113,7 +121,11 @@ def test_like_the_specification_and_row_by_row(tmp_path: Path, mix: Mix) -> None
 def test_however_they_come(tmp_path: Path, mix: Mix, rows: int, low_precision: bool) -> None:
     """Experts that come one after another, in ascending shares or, where rows are few, in any order, give what they
     give at once; and the shared expert may be computed early."""
-    layer, x, (ids, weights) = Layer(tmp_path, mix, low_precision), random(rows, HIDDEN, spread=0.1), routing(rows)
+    layer, x, (ids, weights) = (
+        Layer(tmp_path, mix, low_precision),
+        random(rows, HIDDEN, spread=0.1),
+        routing(rows),
+    )
     expected = layer.run(x, ids, weights)
     shares: list[tuple[int, ...]] = [(0, 1, 2), (3,), (4, 5, 6, 7), (8,)]
     if rows <= 16:
@@ -131,7 +143,9 @@ def test_more_rows_than_fit_at_once(tmp_path: Path) -> None:
         assert_same_bits(found[part], layer.run(x[part], ids[part], weights[part]))
 
 
-@pytest.mark.parametrize("mix", [(types.IQ2_XXS, types.Q2_K), (types.F32, types.F32)], ids=["integers", "floats"])
+@pytest.mark.parametrize(
+    "mix", [(types.IQ2_XXS, types.Q2_K), (types.F32, types.F32)], ids=["integers", "floats"]
+)
 def test_one_odd_row_leaves_the_others_alone(tmp_path: Path, mix: Mix) -> None:
     layer, x, (ids, weights) = Layer(tmp_path, mix), random(7, HIDDEN, spread=0.1), routing(7)
     expected = layer.run(x, ids, weights)
@@ -154,7 +168,10 @@ def test_gates_are_clamped_above_and_ups_on_both_sides(tmp_path: Path) -> None:
     weights, backend = Weights(tmp_path), Device().backend
     eye = torch.eye(3)
     nothing = torch.zeros(3, 6)
-    gate, up = weights.of(torch.cat((eye, nothing[:, :3]), 1)), weights.of(torch.cat((nothing[:, :3], eye), 1))
+    gate, up = (
+        weights.of(torch.cat((eye, nothing[:, :3]), 1)),
+        weights.of(torch.cat((nothing[:, :3], eye), 1)),
+    )
     down, zero = weights.of(torch.cat((eye, eye))), weights.of(nothing)
     spec = ExpertsSpec(backend.expert(zero, zero, down), 10.0, 10.0, 6, low_precision=False)
     table = backend.expert_table(1)

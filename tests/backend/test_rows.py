@@ -268,7 +268,9 @@ def test_hyper_mix_golden(tmp_path: Path) -> None:
     _, mix = device.ops.hyper(spec).enter(array(streams))
     for found in (device.out(mix)[0][0], hyper_spec.enter(streams.double(), spec)[1][0]):
         assert found[:4].tolist() == pytest.approx([0.34299054, 0.43782450, 0.53743085, 0.63413659], abs=3e-7)
-        assert found[4:8].tolist() == pytest.approx([0.70868739, 0.95004163, 1.31402093, 0.53788284], abs=3e-7)
+        assert found[4:8].tolist() == pytest.approx(
+            [0.70868739, 0.95004163, 1.31402093, 0.53788284], abs=3e-7
+        )
         assert found[8:].tolist() == pytest.approx(
             [
                 *(0.04798600, 0.08519729, 0.82668074, 0.04013837),

@@ -5,7 +5,6 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,7 +18,9 @@ from tests.tiny import TinyModel
 RING, ROWS = 0, 1
 
 
-def pool(reach: int = 3, max_rewind: int = 2, lag: int = 0, dtype: str = "f32", context: int = 200) -> CpuStates:
+def pool(
+    reach: int = 3, max_rewind: int = 2, lag: int = 0, dtype: str = "f32", context: int = 200
+) -> CpuStates:
     """A ring of two channels, and rows of two tokens each."""
     series = (Series("ring", 2, dtype, reach=reach, lag=lag), Series("rows", 2, dtype, ratio=2))
     return CpuStates(StateLayout(series, context, max_rewind, dtype, vocab_size=1))
@@ -59,9 +60,7 @@ def test_a_ring_keeps_the_last_rows(reach: int, max_rewind: int, runs: list[int]
         assert np.array_equal(found, numbers(first, position - first, dtype))
 
 
-@given(
-    before=st.integers(0, 12), count=st.integers(2, 20), left_out=st.integers(0, 4), lag=st.integers(0, 1)
-)
+@given(before=st.integers(0, 12), count=st.integers(2, 20), left_out=st.integers(0, 4), lag=st.integers(0, 1))
 def test_some_rows_of_a_step_may_be_left_out(before: int, count: int, left_out: int, lag: int) -> None:
     """What counted before the step counts afterwards, and what it left out never did."""
     states = pool(reach=3, max_rewind=4, lag=lag)
@@ -189,5 +188,3 @@ def test_sessions_leave_nothing_behind(engine: penstock.Engine, tiny: TinyModel)
     del session
     gc.collect()
     assert set(engine.states.slots) == before  # type: ignore[attr-defined]
-
-

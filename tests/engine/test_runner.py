@@ -62,8 +62,8 @@ def assert_like_fed(fed: Fed) -> None:
     floor = max(fed.state.floor, other.state.floor)
     assert fed.rows(floor) == other.rows(floor)
     if fed.engine.checkpoint.has_mtp and fed.ids:
-        drafts = [runner.draft_logits(each.state.slot, len(fed.ids), 5) for each in (fed, other)]
-        assert np.array_equal(*drafts)
+        ours, theirs = (runner.draft_logits(each.state.slot, len(fed.ids), 5) for each in (fed, other))
+        assert np.array_equal(ours, theirs)
     following = tokens(900, 9)
     assert np.array_equal(fed.feed(following[:1]), other.feed(following[:1]))
     assert np.array_equal(fed.feed(following[1:]), other.feed(following[1:]))
@@ -162,7 +162,7 @@ def test_drafts_that_are_verified_give_the_same_text(loaded: penstock.Engine) ->
             accepted += 1
         loaded.runner.commit(step, [1 + accepted])
         fed.keep(pending + guesses[:accepted], len(guesses) - accepted)
-        found += guesses[:accepted] + [best[accepted]]
+        found += [*guesses[:accepted], best[accepted]]
         pending = found[-1:]
     assert found[:24] == expected
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.weights.synth import synth
 from tests.tiny import TinyModel, make_tiny
 
 
@@ -98,3 +99,24 @@ def test_a_full_disk_leaves_the_old_file(
         engine.session().save(saved)
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_sessions_of_earlier_versions_load(tmp_path: Path) -> None:
+    """Saved before states were slots of a pool: the very rows and logits that this version computes."""
+    synth(tmp_path / "m.gguf", width="tiny", layers=3, ratios=(0, 4, 128), hash_layers=1, mix="q8_0", seed=7)
+    engine = penstock.Engine(tmp_path / "m.gguf", context=64, max_rewind=2)
+    session = engine.load_session(Path(__file__).parent / "data" / "session-1.safetensors")
+    assert session.tokens == [7, 31, 5, 200, 11, 6, 90, 3, 17, 44]
+    fed = engine.session()
+    logits = fed.feed(session.tokens)
+    assert logits is not None
+    assert session.last_logits is not None
+    assert np.array_equal(logits, session.last_logits)
+    ours, theirs = session.state.tensors(), fed.state.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+    session.rewind(2)
+    expected, found = engine.session().feed([*session.tokens, 9, 8, 7]), session.feed([9, 8, 7])
+    assert expected is not None
+    assert found is not None
+    assert np.array_equal(found, expected)

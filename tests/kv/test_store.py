@@ -68,9 +68,7 @@ def test_the_answer_is_the_same_with_the_store(
     last = session.feed(tiny.ids[:200])
     assert last is not None
     with KvStore(tmp_path, PLENTY, engine.fingerprint) as store:
-        assert store.put(
-            session.tokens, Snapshot(session.tokens, session.state, last), "prompt"
-        )
+        assert store.put(session.tokens, Snapshot(session.tokens, session.state, last), "prompt")
 
     restarted = penstock.Engine(tiny.folder, max_rewind=24)
     with KvStore(tmp_path, PLENTY, restarted.fingerprint) as store:

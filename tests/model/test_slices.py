@@ -33,12 +33,12 @@ class Slice:
 
     def __init__(self, checkpoint: Checkpoint, layers: range):
         self.backend = CpuBackend(1)
-        layout = DeepSeekV4.state_layout(checkpoint, kv_dtype="f16", context=512, max_rewind=24, layers=layers)
+        layout = DeepSeekV4.state_layout(
+            checkpoint, kv_dtype="f16", context=512, max_rewind=24, layers=layers
+        )
         self.pool = self.backend.states(layout)
         self.dense, experts = Noted(checkpoint, self.backend), MappedExperts(checkpoint, self.backend)
-        self.model = DeepSeekV4.build(
-            checkpoint, self.backend, self.pool, experts, self.dense, layers=layers
-        )
+        self.model = DeepSeekV4.build(checkpoint, self.backend, self.pool, experts, self.dense, layers=layers)
         self.slot = self.pool.allocate()
 
     def step(self, position: int, ids: list[int]) -> Step:
@@ -68,6 +68,7 @@ def test_two_slices_make_the_whole(engine: penstock.Engine, tiny: TinyModel, cut
         for part in (front, back):
             part.pool.commit(part.slot, at)
     whole = engine.session().feed(tiny.ids[:at], logits="all")
+    assert whole is not None
     assert np.array_equal(np.concatenate(rows), whole)
 
 

@@ -38,10 +38,8 @@ def test_another_interface_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_structure_of_another_size_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the library had been built before or after a field was added."""
 
-    class Longer(MIRRORED[name]):  # type: ignore[misc]
-        _fields_ = (("more", ctypes.c_int64),)
-
-    monkeypatch.setitem(MIRRORED, name, Longer)
+    longer = type("Longer", (MIRRORED[name],), {"_fields_": (("more", ctypes.c_int64),)})
+    monkeypatch.setitem(MIRRORED, name, longer)
     with pytest.raises(PenstockError, match=rf"{name} has \d+ bytes, expected \d+[\s\S]*another version"):
         library.load(library.find())
 
@@ -61,7 +59,10 @@ assert library.native()._name == sys.argv[1]
 import pytest
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
-WATCHED = ("native/test_products.py", *(f"backend/test_{name}.py" for name in ("rows", "experts", "attention")))
+WATCHED = (
+    "native/test_products.py",
+    *(f"backend/test_{name}.py" for name in ("rows", "experts", "attention")),
+)
 
 
 @pytest.mark.slow

@@ -337,7 +337,17 @@ def test_the_best_instruction_set_is_taken() -> None:
 
 
 def test_the_benchmark_runs() -> None:
-    command = [sys.executable, "-m", "benchmarks.products", "--types", "Q8_0", "--rows", "2", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.products",
+        "--types",
+        "Q8_0",
+        "--rows",
+        "2",
+        "--threads",
+        "1",
+    ]
     done = subprocess.run([*command, "--rounds", "1", "--json"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["results"][0]["type"] == "Q8_0"

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 import penstock
+from penstock.model.deepseek_v4.model import DeepSeekV4
 from penstock.weights.synth import synth
 from pocket.answer import answers
 from pocket.data import problem
@@ -41,9 +42,11 @@ def test_a_model_without_a_draft_block_is_told(engine: penstock.Engine) -> None:
 
 def test_expert_use_counts_every_choice(engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pocket.use.PER_SKILL", 1)
-    store = engine.model.layers[0].moe.experts
+    model = engine.runner.model
+    assert isinstance(model, DeepSeekV4)
+    store = model.layers[0].store
     use = expert_use(engine)
-    assert engine.model.layers[0].moe.experts is store
+    assert model.layers[0].store is store
     for shares in use.values():
         assert len(shares) == 3
         for layer in shares:

@@ -9,7 +9,7 @@ from tests.spec.norm import rms_norm
 
 
 def enter(streams: Tensor, spec: HyperSpec) -> tuple[Tensor, Tensor]:
-    """streams [rows, n, hidden] → the sublayer's input [rows, hidden], and the mix [rows, pre n | post n | comb n · n]"""
+    """streams [rows, n, hidden] → the sublayer's input [rows, hidden], and mix [rows, pre n | post n | comb n · n]"""
     mix = mixing(linear(rms_norm(streams.flatten(1), None, spec.rms_eps), spec.fn), spec)
     collapsed = torch.einsum("rn,rnd->rd", mix[:, : spec.streams], streams)
     return rms_norm(collapsed, spec.norm, spec.rms_eps), mix
@@ -33,4 +33,5 @@ def leave(y: Tensor, streams: Tensor, mix: Tensor) -> Tensor:
     n = streams.shape[1]
     _, post, comb = mix.split([n, n, n * n], dim=-1)
     carried = torch.einsum("rij,rid->rjd", comb.unflatten(-1, (n, n)), streams)
-    return post[..., None] * y[:, None] + carried
+    out: Tensor = post[..., None] * y[:, None] + carried
+    return out

@@ -46,6 +46,8 @@ def _scaled(x: Tensor, group: int, largest: float, floor: float) -> tuple[Tensor
     """Groups of the last axis […, groups, group] divided by their scale, and the scale."""
     groups = F.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
     wanted = groups.abs().amax(-1, keepdim=True).clamp(min=floor) / largest
-    mantissa, exponent = torch.frexp(wanted)  # from the exponent, not from a logarithm: powers of two are exact
+    mantissa, exponent = torch.frexp(
+        wanted
+    )  # from the exponent, not from a logarithm: powers of two are exact
     scale = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).to(exponent.dtype))
     return groups / scale, scale

@@ -21,7 +21,10 @@ def angles(positions: Tensor, frequencies: NDArray[np.float32]) -> Tensor:
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
     """Turns adjacent pairs of the last channels of x [rows, …, dim] by angle [rows, pairs]; the others stay."""
     pairs = angle.shape[1]
-    plain, tail = x[..., : x.shape[-1] - 2 * pairs], x[..., x.shape[-1] - 2 * pairs :].unflatten(-1, (pairs, 2))
+    plain, tail = (
+        x[..., : x.shape[-1] - 2 * pairs],
+        x[..., x.shape[-1] - 2 * pairs :].unflatten(-1, (pairs, 2)),
+    )
     angle = angle.view(len(x), *(1,) * (x.dim() - 2), pairs)
     a, b = tail.unbind(-1)
     turned = torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1)

@@ -9,8 +9,8 @@ from tests.spec.linear import linear, vector
 
 
 def route(x: Tensor, tokens: Tensor, spec: RouterSpec) -> tuple[Tensor, Tensor]:
-    """x [rows, hidden] → ids and weights [rows, count].  Scores are sqrt(softplus(logit)); the best are chosen by score +
-    bias, ties to the lower id, unless the table says which; weights are the scores themselves."""
+    """x [rows, hidden] → ids and weights [rows, count].  Scores are sqrt(softplus(logit)); the best are chosen by
+    score + bias, ties to the lower id, unless the table says which; weights are the scores themselves."""
     scores = torch.sqrt(F.softplus(linear(x, spec.gate)))
     if spec.table is not None:
         ids = torch.from_numpy(spec.table)[tokens]

@@ -38,7 +38,9 @@ def test_the_right_experts_with_the_right_weights(checkpoint: Checkpoint, rounde
         assert lease.resident
         (found,) = device.out(device.ops.experts(spec).run(array(x), array(IDS), array(WEIGHTS), lease))
     routed = {
-        number: Expert(*(backend.weight(checkpoint.expert("blk.0", number, part), round_input) for part in PARTS))
+        number: Expert(
+            *(backend.weight(checkpoint.expert("blk.0", number, part), round_input) for part in PARTS)
+        )
         for number in (1, 3, 7)
     }
     shared = Expert(*(dense.weight(f"blk.0.ffn_{part}_shexp.weight", round_input) for part in PARTS))

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from penstock import Engine
+from penstock.backend.cpu.backend import CpuBackend
+from penstock.backend.state import Step
 from penstock.cli.synth import synth_command
 from penstock.errors import OptionError
-from penstock.storage.dense import DenseWeights
-from penstock.backend.cpu.backend import CpuBackend
 from penstock.model.deepseek_v4.description import Description
+from penstock.storage.dense import DenseWeights
 from penstock.weights import synth as synth_module
 from penstock.weights import types
 from penstock.weights.config import AttentionKind
@@ -137,13 +138,13 @@ def test_a_deep_model_stays_healthy(tmp_path: Path) -> None:
     path = tmp_path / "deep.gguf"
     synth(path, layers=43)
     engine = Engine(path, kv_dtype="f32", threads=1)
-    batch = engine.model.batch([(engine.session().state, tokens(140))])
-    with torch.inference_mode():
-        streams = engine.model.forward(batch)
-        logits = engine.model.head(streams)
-    assert 1 < streams.square().mean().sqrt() < 20
-    assert streams.std(dim=1).square().mean().sqrt() > 0.05  # the streams are not copies of each other
-    assert torch.isfinite(logits).all()
+    model, session = engine.runner.model, engine.session()
+    step = Step.of([(session.state.slot, 0, tokens(140), 140)])
+    hidden = model.forward(step)
+    streams, logits = engine.backend.host(hidden), model.logits(hidden, step)
+    assert 1 < np.sqrt(np.square(streams).mean()) < 20
+    assert np.sqrt(streams.var(axis=1).mean()) > 0.05  # the streams are not copies of each other
+    assert np.isfinite(logits).all()
     assert 2 < logits.std() < 4
 
 
@@ -201,7 +202,9 @@ def frequencies(folder: Path, skew: float, layer: int) -> NDArray[np.float64]:
     write_synth(plan, folder / "skewed.gguf", overwrite=True)
     model = open_checkpoint(folder / "skewed.gguf")
     backend = CpuBackend(2)
-    spec = Description(model, backend, DenseWeights(model, backend)).router(f"blk.{layer}", model.config.layers[layer])
+    spec = Description(model, backend, DenseWeights(model, backend)).router(
+        f"blk.{layer}", model.config.layers[layer]
+    )
     x = torch.randn(8000, model.config.hidden, generator=torch.Generator().manual_seed(0))
     ids, _ = route(x.double(), torch.arange(8000), spec)
     counts = np.bincount(ids.flatten().numpy(), minlength=256)
