@@ -75,6 +75,10 @@ class Choices(ABC, Generic[C, T]):
         self._id, self._created = new_id(self.prefix), int(time.time())
 
     @abstractmethod
+    def note(self, choice: C, update: T) -> None:
+        """Keeps what a whole choice needs of an update."""
+
+    @abstractmethod
     def finished(self, choice: C) -> Json:
         """A choice that is over."""
 
@@ -90,8 +94,8 @@ class Choices(ABC, Generic[C, T]):
 
     async def _collect(self) -> Json:
         async with aclosing(self._updates()) as updates:
-            async for _ in updates:
-                pass
+            async for index, update in updates:
+                self.note(self.choices[index], update)
         usages = self._usages()
         found = [{"index": index, **self.finished(choice)} for index, choice in enumerate(self.choices)]
         more = {"usage": usage_object(usages), "timings": timings(combined(usages))}

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`)."""
 
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request
@@ -197,15 +196,9 @@ class ChatChoice:
         self.reply = service.driver.reply(conversation, sampling, forced=body.forces_call)
         self._new: dict[str, list[Json]] = {}  # log-probabilities that nobody has taken
 
-    async def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
-        """What happens."""
+    def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
         limit = self._service.settings.max_tokens if self._body.limit is None else self._body.limit
-        stream = self._service.run(self.reply, limit, self.usage)
-        async with aclosing(stream):
-            async for update in stream:
-                if isinstance(update, Token):
-                    self._note(update)
-                yield update
+        return self._service.run(self.reply, limit, self.usage)
 
     def logprobs(self) -> dict[str, list[Json]] | None:
         """Those of the tokens since the last call, reasoning and answer apart as DeepSeek gives them."""
@@ -214,7 +207,7 @@ class ChatChoice:
         new, self._new = self._new, {}
         return {"content": [], **new}
 
-    def _note(self, token: Token) -> None:
+    def note(self, token: Token) -> None:
         if self._body.logprobs and not token.marker:
             part = self._new.setdefault("reasoning_content" if token.reasoning else "content", [])
             part.append(_logprob_object(self._service.engine.tokenizer, token.step))
@@ -269,6 +262,10 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
+    def note(self, choice: ChatChoice, update: PrefillProgress | Token) -> None:
+        if isinstance(update, Token):
+            choice.note(update)
+
     def finished(self, choice: ChatChoice) -> Json:
         turn, logprobs = choice.reply.turn, choice.logprobs()
         message = message_object(turn.message())
@@ -280,6 +277,7 @@ class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
         def part(delta: Json, reason: str | None = None) -> Json:
             return {"delta": delta, "logprobs": choice.logprobs(), "finish_reason": reason}
 
+        self.note(choice, update)
         if not choice.begun:
             choice.begun = True
             yield part({"role": "assistant"}), {}

@@ -102,12 +102,6 @@ class TextChoice:
         return {"text": part.text, "logprobs": logprobs, "finish_reason": part.reason}
 
     async def run(self) -> AsyncGenerator[Part, None]:
-        async with aclosing(self._run()) as parts:
-            async for part in parts:
-                self.parts += [] if self._body.stream else [part]
-                yield part
-
-    async def _run(self) -> AsyncGenerator[Part, None]:
         limit = DEFAULT_TOKENS if self._body.limit is None else self._body.limit
         score = self._body.logprobs if self._body.echo else None
         if self._body.echo and score is None:
@@ -179,6 +173,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 class TextChoices(Choices[TextChoice, Part]):
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def note(self, choice: TextChoice, update: Part) -> None:
+        choice.parts.append(update)
 
     def finished(self, choice: TextChoice) -> Json:
         return choice.as_json(_joined(choice.parts))
