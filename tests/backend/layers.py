@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.state import Series, StateLayout, Step
-from penstock.weights import types
-from penstock.weights.types import WeightType
 from tests.backend.helpers import KV_DTYPES, Device, Weights, array, random, vector
 
 EPS = 1e-6
@@ -238,7 +235,3 @@ def pieces(total: int, cuts: Sequence[int]) -> list[int]:
 
 def inputs(s: Sizes, total: int, seed: int = 0) -> Tensor:
     return random(total, s.hidden, seed=seed)
-
-
-def weights_in(folder: Path, kind: WeightType = types.F16) -> Weights:
-    return Weights(folder, kind)
