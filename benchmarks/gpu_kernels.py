@@ -60,7 +60,7 @@ def random_packed(kind: WeightType, rows: int, columns: int, count: int = 1, pai
 
 def milliseconds(work: Callable[[], None], repeats: int = 15) -> float:
     graph = capture(work)
-    times = []
+    times: list[float] = []
     for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -184,7 +184,7 @@ class Step:
         self.down = Down(
             layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 3)
         )
-        self.router = router
+        self.chosen = router
 
     def names(self) -> tuple[str, ...]:
         middle = ("indexer",) if self.indexer else ()
@@ -257,11 +257,15 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     everything()
     torch.cuda.synchronize()
     n, one = len(layers), layers[-1]
-    used = sum(len(step.router.ids(rows).unique()) for step in steps) / n
+    used = sum(len(step.chosen.ids(rows).unique()) for step in steps) / n
     works: dict[str, tuple[int, Callable[[], None]]] = {}
 
     def every(*names: str) -> Callable[[], None]:
-        return lambda: [step.launch(names) for step in steps] and None
+        def work() -> None:
+            for step in steps:
+                step.launch(names)
+
+        return work
 
     for name in ("q_a", "q_b", "out_a", "out_b", "shared"):
         works[name] = (sum(getattr(step, name).nbytes for step in steps), every(name))
@@ -269,17 +273,21 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     works["down"] = (int(n * (one.down.nbytes * used / EXPERTS + one.shared_down.nbytes)), every("down"))
     works["head"] = (head.nbytes, lambda: last.launch(OVERLAP))
     products = sum(size for size, _ in works.values())
-    works["products"] = (
-        products,
-        lambda: [*(s.launch(Step.PRODUCTS) for s in steps), last.launch(OVERLAP)] and None,
-    )
+
+    def all_products() -> None:
+        for step in steps:
+            step.launch(Step.PRODUCTS)
+        last.launch(OVERLAP)
+
+    works["products"] = (products, all_products)
     works["mix"] = (2 * n * 24 * 4 * HIDDEN * 2, every("mix_a", "mix_b"))
     works["collapse"] = (0, every("collapse_a", "collapse_b"))
     works["remember"] = (0, every("remember"))
     works["indexer"] = (21 * rows * context // 4 * 256, every("indexer"))
     works["attention"] = (0, every("attention"))
     works["sample"] = (0, lambda: sample.launch(OVERLAP))
-    works["token"] = (sum(size for name, (size, _) in works.items() if name != "products"), everything)
+    small = works["mix"][0] + works["indexer"][0]
+    works["token"] = (products + small, everything)
     print(f"{rows} rows, {n} layers, context {context}, {used:.1f} experts a layer, {tune or 'usual stages'}")
     print(f"  {'kernel':10} {'MB':>9} {'ms':>8} {'µs/layer':>9} {'TB/s':>6} {'of floor':>8}")
     for name, (size, work) in works.items():

@@ -1,5 +1,7 @@
 """Plain float64 versions of what the kernels compute, from the formulas of the model's description."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +10,7 @@ from penstock.weights.quants import dequantize
 from penstock.weights.random_blocks import random_blocks
 from penstock.weights.types import WeightType
 
-Floats = NDArray[np.float64]
+Floats = NDArray[Any]  # float64 wherever it is made here
 
 
 def random_weights(kind: WeightType, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
@@ -37,20 +39,24 @@ def as_digits(x: Floats) -> Floats:
     padded[:, :columns] = x
     cells = padded.reshape(rows, -1, 256)
     scale = np.maximum(np.abs(cells).max(axis=2, keepdims=True) / 32512, 1e-38)
-    return (np.rint(cells / scale) * scale).reshape(rows, -1)[:, :columns]
+    out: Floats = (np.rint(cells / scale) * scale).reshape(rows, -1)[:, :columns]
+    return out
 
 
 def rms_norm(x: Floats, weight: Floats | float, eps: float) -> Floats:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+    out: Floats = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+    return out
 
 
 def swiglu(gate: Floats, up: Floats, limit: float) -> Floats:
     gate = np.minimum(gate, limit)
-    return gate / (1 + np.exp(-gate)) * np.clip(up, -limit, limit)
+    out: Floats = gate / (1 + np.exp(-gate)) * np.clip(up, -limit, limit)
+    return out
 
 
 def router_scores(logits: Floats) -> Floats:
-    return np.sqrt(np.log1p(np.exp(logits)))
+    out: Floats = np.sqrt(np.log1p(np.exp(logits)))
+    return out
 
 
 def error(result: NDArray[np.float32], wanted: Floats) -> float:

@@ -27,7 +27,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, sources: Path, compiler: FakeCompiler, **changes: object) -> KernelCache:
-    cache = KernelCache(folder, compiler, Target("sm_90a", "13000", "13.0"), sources, say=lambda line: None)
+    cache = KernelCache(folder, compiler, Target("sm_90a", "13000", "13.0"), sources, say=lambda _: None)
     for name, value in changes.items():
         setattr(cache, name, value)
     return cache
@@ -85,7 +85,8 @@ def test_a_folder_that_cannot_be_written_to_only_costs_time(tmp_path: Path, sour
     (tmp_path / "file").write_text("")
     compiler = FakeCompiler()
     cache = make(tmp_path / "file" / "cache", sources, compiler)
-    assert cache.get("a.cu") and cache.get("a.cu")
+    assert cache.get("a.cu")
+    assert cache.get("a.cu")
     assert compiler.calls == 2
 
 

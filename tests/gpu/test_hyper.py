@@ -65,7 +65,7 @@ def test_out_of_one_sublayer_into_the_next(hidden: int, dtype: torch.dtype) -> N
     base, scale = rng.standard_normal(24).astype(np.float32), np.array([0.7, 1.1, 1.6], np.float32)
     norm = (rng.random(hidden) + 0.5).astype(np.float32)
 
-    def cuda(a: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    def cuda(a: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(a).cuda()
 
     out = torch.full((rows, 4, hidden), float("nan"), device="cuda")

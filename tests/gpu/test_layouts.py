@@ -10,8 +10,7 @@ from penstock.weights.types import WeightType
 
 
 def random_rows(kind: WeightType, rows: int, columns: int, seed: int = 0) -> layouts.Bytes:
-    raw = np.random.default_rng(seed).integers(0, 256, (rows, kind.row_bytes(columns)), np.uint8)
-    return raw
+    return np.random.default_rng(seed).integers(0, 256, (rows, kind.row_bytes(columns)), np.uint8)
 
 
 @pytest.mark.parametrize("kind", layouts.LAYOUTS, ids=lambda kind: kind.name)

@@ -27,7 +27,7 @@ def ids(kind: WeightType) -> str:
     return kind.name
 
 
-def on_card(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+def on_card(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array).cuda()
 
 
@@ -164,7 +164,7 @@ class Experts:
 
     def wanted(
         self, x: ref.Floats, logits: ref.Floats, table: np.ndarray | None, tokens: np.ndarray | None
-    ) -> ref.Floats:  # type: ignore[type-arg]
+    ) -> ref.Floats:
         shape = (self.experts, self.width, self.hidden)
         gate, up = (ref.decoded(raw, self.up_kind).reshape(shape) for raw in (self.gate, self.up))
         down = ref.decoded(self.down, self.down_kind).reshape(self.experts, self.hidden, self.width)

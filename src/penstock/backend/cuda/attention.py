@@ -1,7 +1,7 @@
 """State and attention of a decode step, as typed calls of kernels/state.cu, indexer.cu and attention.cu.
 
-Rows of a launch are tokens: positions [rows] and slots [rows], int32 on the card, say where each stands and whose state
-it has, so that one graph serves every position.
+Rows of a launch are tokens: positions [rows] and slots [rows], int32 on the card, say where each stands and whose
+state it has, so that one graph serves every position.
 """
 
 import ctypes
@@ -142,7 +142,8 @@ class Indexer:
         if q.shape[2] != 128 or heads % 16:
             raise ValueError(f"the indexer takes heads by sixteens, of 128 channels, not {list(q.shape)}")
         self._scores = _Scores(
-            address(q), address(gates), address(keys), keys.stride(0), address(places.positions), address(places.slots),
+            address(q), address(gates), address(keys), keys.stride(0), address(places.positions),
+            address(places.slots),
             address(places.turns), address(scores), heads, 2 * len(places.frequencies), ratio, scores.stride(0),
             count,
         )  # fmt: skip
@@ -166,7 +167,8 @@ class Indexer:
 
 
 class Attention:
-    """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512], or digits by groups of heads."""
+    """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512], or digits by groups of
+    heads."""
 
     SHARED = 2 * 32 * 512 + 32 * (512 * 2 + 16) + 2 * 16 * (32 * 2 + 16) + (2 * 16 * 33 + 3 * 16) * 4
 
@@ -181,17 +183,20 @@ class Attention:
             raise ValueError(f"attention takes heads by sixteens, of 512 channels, not {list(q.shape)}")
         if digits is not None and digits.forms != DIGITS:
             raise ValueError("attention writes digits alone")
+        if splits > 32:
+            raise ValueError(f"attention in {splits} shares, at most 32")
         partial = torch.empty(rows, splits, heads, dim, device="cuda")
         tops = torch.empty(rows, splits, heads, 2, device="cuda")
         self._argument = _Attention(
             address(q), address(window), address(compressed), address(picks), address(counts),
             address(places.positions), address(places.slots), address(places.turns), address(sinks),
             address(partial), address(tops), address(out), address(digits.data if digits else None), window.stride(0),
-            compressed.stride(0) if compressed is not None else 0, heads, rows, splits, window_length, window.shape[1],
+            compressed.stride(0) if compressed is not None else 0,
+            heads, rows, splits, window_length, window.shape[1],
             ratio, picks.shape[1] if picks is not None else 0, heads // digits.groups if digits else 0, eps,
         )  # fmt: skip
         self._keep = (q, window, places, sinks, compressed, picks, counts, out, digits, partial, tops)
-        self._grids = ((heads // 16, rows * splits), (heads, rows))
+        self._grids = ((heads // 16, splits, rows), (heads, rows))
         self._attend = module("attention.cu").kernel("attend", self.SHARED)
         self._join = module("attention.cu").kernel("join_shares")
 

@@ -61,11 +61,11 @@ class KernelCache:
     options: tuple[str, ...] = OPTIONS
     say: Callable[[str], None] = _say
 
-    def get(self, name: str) -> bytes:
-        """The machine code of source file `name`, compiled now unless a good copy is on disk."""
+    def get(self, name: str, *extra: str) -> bytes:
+        """The machine code of source file `name` with `extra` options, compiled now unless a good copy is on disk."""
         source = (self.sources / name).read_text()
         headers = {path.name: path.read_text() for path in sorted(self.sources.glob("*.cuh"))}
-        options = (f"--gpu-architecture={self.target.arch}", *self.options)
+        options = (f"--gpu-architecture={self.target.arch}", *self.options, *extra)
         key = _key(name, source, headers, options, self.target)
         path = self.folder / f"{Path(name).stem}-{self.target.arch}-{key[:16]}.cubin"
         code = _read(path, key)

@@ -1,7 +1,7 @@
 """Products of one to eight rows with dense matrices, as typed calls of kernels/dense.cu.
 
-Launches are made once, with fixed memory, and run again and again, so that a graph can hold them.  A row's result has the
-same bits whatever the other rows are.
+Launches are made once, with fixed memory, and run again and again, so that a graph can hold them.  A row's result has
+the same bits whatever the other rows are.
 """
 
 import ctypes
@@ -106,7 +106,7 @@ class Dense:
             blocks = MULTIPROCESSORS * (2 if rows <= 4 and 2 * (shared + 1024) <= SHARED_LIMIT + 1024 else 1)
             rounds = sum(-(-m.tiles // (8 // segment.slices)) for m, segment in parts)
             grid = min(max(1, blocks // first.count), rounds) * first.count
-            kernel = module("dense.cu").kernel(f"dense_{4 * sets_of(rows)}", shared)
+            kernel = module("dense.cu").kernel(f"dense_{self._variant(parts)}_{4 * sets_of(rows)}", shared)
             self._launches.append((kernel, grid, argument))
             return
         by_form: dict[int, list[_Part]] = {}
@@ -121,6 +121,17 @@ class Dense:
         for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
             self._add(moved, _moved_inputs(inputs, start, columns // CELL), output, count)
+
+    def _variant(self, parts: list[_Part]) -> str:
+        """The smallest kernel that does: the fewer instructions, the fewer have to be fetched."""
+        kinds = {m.kind for m, _ in parts}
+        if kinds == {types.Q8_0} and self._router is None:
+            if isinstance(self._x, Image):
+                return "q8_image"
+            return "q8_digits" if isinstance(self._x, DigitVectors) else "q8_any"
+        if kinds <= {types.Q8_0, types.F16}:
+            return "mixed_image" if isinstance(self._x, Image) else "mixed_any"
+        return "all_any"
 
     def _deciding(self, parts: list[_Part]) -> int:
         """Which of the parts writes the router's logits; −1: none"""

@@ -15,6 +15,7 @@ from penstock.backend.cuda.inputs import (
     VOID,
     DigitOutputArgument,
     DigitVectors,
+    Image,
     Input,
     InputsArgument,
     address,
@@ -24,19 +25,22 @@ from penstock.backend.cuda.inputs import (
     inputs_argument,
     sets_of,
 )
-from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.launch import Module, module
 from penstock.backend.cuda.layouts import CELL, LAYOUTS
 from penstock.backend.cuda.routing import CHOSEN_BYTES, Router
 from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
+from penstock.weights.types import WeightType
 
 _GRID_BYTES = 256 * 16 * 8  # the IQ2_XXS grid in shared memory
 
 
 class _GateUp(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("grid", VOID), ("chosen", VOID), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
-        ("format", INT), ("tiles", INT), ("cells", INT), ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
+        ("weights", VOID), ("grid", VOID),
+        ("chosen", VOID), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
+        ("format", INT), ("tiles", INT), ("cells", INT),
+        ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
         ("slices", INT), ("per_row", INT), ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("limit", FLOAT),
     )  # fmt: skip
 
@@ -48,6 +52,11 @@ class _Down(ctypes.Structure):
         ("format", INT), ("tiles", INT), ("cells", INT), ("rows", INT), ("width", INT), ("per_row", INT),
         ("stages", INT), ("stage_bytes", INT),
     )  # fmt: skip
+
+
+def _experts(kind: WeightType) -> Module:
+    """The kernels for one format: all of them would take half a minute to compile."""
+    return module("experts.cu", f"-DEXPERT_FORMAT={kind.name}")
 
 
 class GateUp:
@@ -74,7 +83,8 @@ class GateUp:
             weights.cells, rows, columns, forms, weights.rows, slices, router.count, stages, stage, depth, limit,
         )  # fmt: skip
         self._keep = (weights, router, x, acts, norm, grid)
-        self._kernel = module("experts.cu").kernel(f"gate_up_{kind.name.lower()}_{4 * sets_of(rows)}", shared)
+        source = "image" if isinstance(x, Image) else "any"
+        self._kernel = _experts(kind).kernel(f"gate_up_experts_{source}_{4 * sets_of(rows)}", shared)
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(MULTIPROCESSORS, 512, (self._argument,), overlap)
@@ -106,7 +116,7 @@ class Down:
         )  # fmt: skip
         self._keep = (weights, router, acts, out, shared, shared_acts, grid)
         self._grid = min(2 * MULTIPROCESSORS, weights.tiles)
-        self._kernel = module("experts.cu").kernel(f"down_{kind.name.lower()}_{4 * sets}", size)
+        self._kernel = _experts(kind).kernel(f"down_experts_{4 * sets}", size)
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(self._grid, 256, (self._argument,), overlap)

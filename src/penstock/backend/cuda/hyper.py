@@ -20,7 +20,8 @@ class _Leave(ctypes.Structure):
 class _Collapse(ctypes.Structure):
     _fields_ = (
         ("streams", VOID), ("partial", VOID), ("base", VOID), ("scale", VOID), ("coefficients", VOID), ("norm", VOID),
-        ("image", VOID), ("x", VOID), ("blocks", INT), ("rows", INT), ("hidden", INT), ("columns", INT), ("forms", INT),
+        ("image", VOID), ("x", VOID), ("blocks", INT),
+        ("rows", INT), ("hidden", INT), ("columns", INT), ("forms", INT),
         ("head", INT), ("iterations", INT), ("eps", FLOAT), ("hc_eps", FLOAT),
     )  # fmt: skip
 
@@ -36,8 +37,8 @@ def mix_blocks(hidden: int) -> int:
 class LeaveAndMix:
     """New streams [rows, 4, hidden] and the first half of the next mix, partial [blocks, rows, 32].
 
-    y [rows, hidden] leaves its sublayer with the coefficients [rows, 24] of the streams before it; without y the streams
-    pass unchanged; without streams they are the tokens' embeddings (F16 [vocabulary, hidden]).
+    y [rows, hidden] leaves its sublayer with the coefficients [rows, 24] of the streams before it; without y the
+    streams pass unchanged; without streams they are the tokens' embeddings (F16 [vocabulary, hidden]).
     """
 
     def __init__(

@@ -63,11 +63,11 @@ def _kernel_cache() -> KernelCache:
 class Module:
     """One source file, compiled and loaded on the current device."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, *options: str):
         torch.cuda.init()
         torch.cuda.current_stream().synchronize()  # torch makes its context current on first use
         self._source = source
-        self._code = _kernel_cache().get(source)
+        self._code = _kernel_cache().get(source, *options)
         self._module = _check(_driver().cuModuleLoadData(self._code), f"loading {source}")
 
     def kernel(self, name: str, shared: int = 0) -> "Kernel":
@@ -78,8 +78,8 @@ class Module:
 
 
 @cache
-def module(source: str) -> Module:
-    return Module(source)
+def module(source: str, *options: str) -> Module:
+    return Module(source, *options)
 
 
 class Kernel:
@@ -94,12 +94,12 @@ class Kernel:
             _check(_driver().cuFuncSetAttribute(function, attribute, SHARED_LIMIT), f"{name}: shared memory")
 
     def launch(
-        self, grid: int | tuple[int, int], block: int, args: Sequence[Argument], overlap: bool = True
+        self, grid: int | tuple[int, ...], block: int, args: Sequence[Argument], overlap: bool = True
     ) -> None:
         driver = _driver()
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY = (grid, 1) if isinstance(grid, int) else grid
-        config.gridDimZ = 1
+        sizes = (*((grid,) if isinstance(grid, int) else grid), 1, 1)
+        config.gridDimX, config.gridDimY, config.gridDimZ = sizes[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = self.shared
         config.hStream = torch.cuda.current_stream().cuda_stream

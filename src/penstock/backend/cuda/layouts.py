@@ -64,7 +64,7 @@ def pack(raw: Bytes, kind: WeightType) -> Bytes:
 
 def unpack(packed: Bytes, kind: WeightType, rows: int, columns: int) -> Bytes:
     """The inverse of `pack`: [tiles, cells, cell bytes] → stored rows [rows, row bytes]"""
-    tiles, cells, _ = packed.shape
+    tiles = len(packed)
     blocks = LAYOUTS[kind].unpack(packed)  # [tiles, cells, rows, bytes]
     raw: Bytes = blocks.swapaxes(1, 2).reshape(tiles * TILE, -1)
     return np.ascontiguousarray(raw[:rows, : kind.row_bytes(columns)])
@@ -267,7 +267,8 @@ def _unpack_q4_k(packed: Bytes) -> Array:
 
 
 def _pack_mxfp4(blocks: Bytes) -> list[Array]:
-    """Codes as nibbles, four to a register: registers 0 and 1 in one word, 2 and 3 in the next; exponents [g][half][step]."""
+    """Codes as nibbles, four to a register: registers 0 and 1 in one word, 2 and 3 in the next; then the exponents
+    [g][half][step]."""
     shape = blocks.shape[:3]
     groups = blocks.reshape(*shape, STEPS, 17)
     codes = np.concatenate([groups[..., 1:] & 15, groups[..., 1:] >> 4], axis=-1).reshape(*shape, CELL)

@@ -42,7 +42,5 @@ class Sample:
         ]
 
     def launch(self, overlap: bool = True) -> None:
-        for kernel, grid in zip(
-            self._kernels, ((PARTS, self._rows), (PARTS, self._rows), self._rows), strict=True
-        ):
-            kernel.launch(grid, 256, (self._argument,), overlap)
+        for kernel, parts in zip(self._kernels, (PARTS, PARTS, 1), strict=True):
+            kernel.launch((parts, self._rows), 256, (self._argument,), overlap)

@@ -67,7 +67,7 @@ def empty(
 def repack_into(
     to: Packed, raw: torch.Tensor, first: int = 0, count: int | None = None, second: bool = False
 ) -> None:
-    """Stored rows on the device, uint8 [count · rows, row bytes], into matrices `first` …; `second`: the up of a pair."""
+    """Stored rows on the card, uint8 [count · rows, row bytes], into matrices `first` …; `second`: the ups."""
     count = to.count if count is None else count
     cells = to.cells * (2 if to.paired else 1)
     start = first * to.tiles * cells * LAYOUTS[to.kind].cell_bytes

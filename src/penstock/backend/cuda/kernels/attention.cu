@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
     float* scores = reinterpret_cast<float*>(weights + 2 * HEADS * WEIGHT_STRIDE);  // [halves of the dims 2][16][32 + 1]
     float* state = scores + 2 * HEADS * (KEYS + 1);      // [16] top, [16] sum, [16] factor
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int head0 = blockIdx.x * HEADS, split = blockIdx.y % p.splits, row = blockIdx.y / p.splits;
+    const int head0 = blockIdx.x * HEADS, split = blockIdx.y, row = blockIdx.z;
     let_next_start();
     wait_for_previous();
     const int position = p.positions[row], slot = p.slots[row], near = window_keys(p, row), count = near + compressed_keys(p, row);
@@ -66,12 +66,13 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
     const u16* window = p.window + slot * p.window_stride;
     const u16* far = p.compressed + slot * p.compressed_stride;
     uint4 loaded[4][2];  // four keys a warp
+    const int ring = (position - near + 1) % p.capacity;  // where the first key of the window is
     auto load_keys = [&](int chunk) {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const int key = chunk * KEYS + warp * 4 + k;
             const u16* from = nullptr;
-            if (key < near) from = window + static_cast<size_t>((position - near + 1 + key) % p.capacity) * DIM;
+            if (key < near) from = window + static_cast<size_t>(ring + key - (ring + key >= p.capacity ? p.capacity : 0)) * DIM;
             else if (key < count)
                 from = far + static_cast<size_t>(p.picks ? p.picks[static_cast<size_t>(row) * p.pick_stride + key - near] : key - near) * DIM;
 #pragma unroll
@@ -80,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
     };
     load_keys(first);  // on their way while the queries are made
     // Queries: norm, rotation, scale 512^-0.5; lane l has dims 16 l ….
+#pragma unroll 1  // little code: fetching it takes longer than running it
     for (int h = warp; h < HEADS; h += WARPS) {
         const float* q = p.q + (static_cast<size_t>(row) * p.heads + head0 + h) * DIM + lane * 16;
         float v[16], squares = 0;
@@ -141,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
             to[(g + 8) * (KEYS + 1)] = c[2] + low[2], to[(g + 8) * (KEYS + 1) + 1] = c[3] + low[3];
         }
         __syncthreads();
-#pragma unroll
+#pragma unroll 1
         for (int h = warp * 2; h < warp * 2 + 2; h++) {  // weights: a head at a time, a key a lane
             float s = scores[h * (KEYS + 1) + lane] + scores[(HEADS + h) * (KEYS + 1) + lane];
             if (chunk * KEYS + lane >= count) s = -INFINITY;
@@ -203,16 +205,18 @@ extern "C" __global__ void __launch_bounds__(64) join_shares(const __grid_consta
     const float top = fmaxf(sink, warp_max(own.x)), factor = expf(own.x - top);
     const float sum = expf(sink - top) + warp_sum(own.y * factor);
     float v[8] = {};
-#pragma unroll 10
+#pragma unroll 5
     for (int s = 0; s < shares; s++) {
-        float o[8];
-        load_eight(p.partial + (base + static_cast<size_t>(s) * p.heads) * DIM, cell * CELL + lane * 8, DIM, o);
+        const float4* from = reinterpret_cast<const float4*>(p.partial + (base + static_cast<size_t>(s) * p.heads) * DIM + cell * CELL + lane * 8);
+        const float4 a = from[0], b = from[1];
+        const float o[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
         const float f = __shfl_sync(ALL, factor, s);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = fmaf(o[i], f, v[i]);
     }
+    const float inverse = 1.0f / sum;
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] /= sum;
+    for (int i = 0; i < 8; i++) v[i] *= inverse;
     const int rotary = cell * CELL + lane * 8 - (DIM - ROPE);
     if (rotary >= 0) {  // back by the query's position
 #pragma unroll

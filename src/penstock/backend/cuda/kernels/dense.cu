@@ -152,7 +152,14 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
     }
 }
 
-template <int SETS>
+template <int N>
+struct Constant {
+    static constexpr int value = N;
+};
+
+constexpr int ALL_FORMATS = -1, ONLY_Q8_0 = 1 << Q8_0, Q8_0_AND_F16 = 1 << Q8_0 | 1 << F16;
+
+template <int SETS, int FORMATS, Source SOURCE>
 PS_DEVICE void dense(const Dense& p) {
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -181,7 +188,7 @@ PS_DEVICE void dense(const Dense& p) {
     wait_for_previous();
     Inputs inputs = p.inputs;
     if (inputs.x) inputs.x += group * inputs.width;
-    prepare<WARPS>(inputs, plan, x, scratch, image_bar, group);
+    prepare<WARPS, SOURCE>(inputs, plan, x, scratch, image_bar, group);
 
     while (use.segment < p.count) {
         // As many rounds of this segment as partial sums can be kept for.
@@ -194,16 +201,21 @@ PS_DEVICE void dense(const Dense& p) {
         for (; use.segment == segment && kept < p.depth; kept++) {
             if (use.valid) {
                 for (int half = 0; half <= s.paired; half++) {
-                    float v[SETS][2];
-                    switch (s.format) {
-                        case Q8_0: run<Q8_0, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                        case F16: run<F16, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                        case Q2_K: run<Q2_K, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                        case Q4_K: run<Q4_K, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                        case MXFP4: run<MXFP4, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                        case BF16: run<BF16, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                        default: run<F32, SETS>(first, end, ring, lane, x, plan, v, refill); break;
-                    }
+                    float v[SETS][2] = {};
+                    auto try_format = [&](auto format) {
+                        constexpr int F = decltype(format)::value;
+                        if constexpr (FORMATS >> F & 1) {
+                            if (FORMATS == 1 << F || s.format == F)
+                                run<F, SETS>(first, end, ring, lane, x, plan, v, refill);
+                        }
+                    };
+                    try_format(Constant<Q8_0>());
+                    try_format(Constant<F16>());
+                    try_format(Constant<Q2_K>());
+                    try_format(Constant<Q4_K>());
+                    try_format(Constant<MXFP4>());
+                    try_format(Constant<BF16>());
+                    try_format(Constant<F32>());
 #pragma unroll
                     for (int k = 0; k < SETS; k++)
 #pragma unroll
@@ -241,7 +253,7 @@ PS_DEVICE void dense(const Dense& p) {
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
         }
-        if (segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
+        if (FORMATS != ONLY_Q8_0 && segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
             __syncthreads();
             if (*last) choose(p.routing, p.rows, chosen, p.chosen);
         }
@@ -249,5 +261,17 @@ PS_DEVICE void dense(const Dense& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) dense_4(const __grid_constant__ Dense p) { dense<1>(p); }
-extern "C" __global__ void __launch_bounds__(256, 1) dense_8(const __grid_constant__ Dense p) { dense<2>(p); }
+#define DENSE(name, formats, source)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, 2) dense_##name##_4(const __grid_constant__ Dense p) {               \
+        dense<1, formats, source>(p);                                                                                      \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 1) dense_##name##_8(const __grid_constant__ Dense p) {               \
+        dense<2, formats, source>(p);                                                                                      \
+    }
+
+DENSE(q8_image, ONLY_Q8_0, IMAGE)
+DENSE(q8_digits, ONLY_Q8_0, READY_DIGITS)
+DENSE(q8_any, ONLY_Q8_0, ANYTHING)
+DENSE(mixed_image, Q8_0_AND_F16, IMAGE)
+DENSE(mixed_any, Q8_0_AND_F16, ANYTHING)
+DENSE(all_any, ALL_FORMATS, ANYTHING)

@@ -50,7 +50,7 @@ PS_DEVICE void put_sums(const Sums<SETS>& sums, float* red, int lane) {
 
 constexpr int UP_WARPS = 16;
 
-template <int FORMAT, int SETS>
+template <int FORMAT, int SETS, Source SOURCE>
 PS_DEVICE void gate_up(const GateUp& p) {
     extern __shared__ __align__(128) char shared[];
     constexpr int WARPS = UP_WARPS, BYTES = cell_bytes(FORMAT);
@@ -102,7 +102,7 @@ PS_DEVICE void gate_up(const GateUp& p) {
     };
     start();
     for (int i = 0; i < p.stages; i++) refill();
-    prepare<WARPS>(p.inputs, plan, x, scratch, image_bar, 0);
+    prepare<WARPS, SOURCE>(p.inputs, plan, x, scratch, image_bar, 0);
 
     const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
     for (int round = blockIdx.x; round < rounds;) {
@@ -243,10 +243,12 @@ PS_DEVICE void down(const Down& p) {
                 } else {
                     const int q0 = (fill_piece - shared_pieces) * pack, q1 = min(q0 + pack, chosen.count * n);
                     u64* bar = ring.announce((q1 - q0) * BYTES);
+                    int u = q0 / n, c = q0 - u * n;
                     for (int q = q0; q < q1; q++) {
-                        const size_t expert = chosen.unique[q / n];
-                        const char* from = p.weights + ((expert * p.tiles + tile) * p.cells + first + q % n) * BYTES;
+                        const size_t expert = chosen.unique[u];
+                        const char* from = p.weights + ((expert * p.tiles + tile) * p.cells + first + c) * BYTES;
                         bulk_copy(ring.to_fill() + (q - q0) * BYTES, from, BYTES, bar);
+                        if (++c == n) c = 0, u++;
                     }
                 }
             }
@@ -263,29 +265,36 @@ PS_DEVICE void down(const Down& p) {
     wait_for_previous();
 
     const int total = shared_pieces + chosen.count * n;  // cells of a step
-    auto inputs_of = [&](int q, RegisterInputs<SETS>& to) {
-        if (q < shared_pieces) to.load(p, chosen, -1, first + q, lane);
-        else if (q < total) to.load(p, chosen, (q - shared_pieces) / n, first + (q - shared_pieces) % n, lane);
+    int next_u = shared_pieces ? -1 : 0, next_c = 0;  // what `ahead` is to hold next: expert and cell
+    auto inputs_of = [&](RegisterInputs<SETS>& to) {
+        to.load(p, chosen, next_u, first + next_c, lane);
+        if (++next_c < n) return;
+        next_c = 0;
+        if (++next_u == chosen.count) next_u = shared_pieces ? -1 : 0;
     };
     int turn = 0;
     RegisterInputs<SETS> ahead;
-    inputs_of(0, ahead);
+    inputs_of(ahead);
     for (int step = blockIdx.x; step < steps; step += gridDim.x, turn ^= 1) {
         const int tile = step * together + warp / slices;
         if (tile < p.tiles) {
             Sums<SETS> sums;
             const char* stage = nullptr;
+            int in_stage = 0;  // cells of the stage that are used
+#pragma unroll 1
             for (int q = 0; q < total; q++) {
                 const RegisterInputs<SETS> now = ahead;
-                inputs_of(q + 1 < total ? q + 1 : 0, ahead);
+                inputs_of(ahead);
                 const int routed = q - shared_pieces;
                 if (routed < 0) {
                     cell_q8_0<SETS>(ring.wait(), lane, now, now.scale, sums);
                 } else {
-                    if (routed % pack == 0) stage = ring.wait();
-                    add_expert_cell<SETS>(FORMAT, stage + routed % pack * BYTES, grid, lane, now, now.scale, sums);
+                    if (in_stage == 0) stage = ring.wait();
+                    add_expert_cell<SETS>(FORMAT, stage + in_stage * BYTES, grid, lane, now, now.scale, sums);
+                    in_stage++;
                 }
-                if (routed < 0 || routed % pack == pack - 1 || q + 1 == total) {
+                if (routed < 0 || in_stage == pack || q + 1 == total) {
+                    in_stage = 0;
                     ring.release();
                     refill(true);
                 }
@@ -304,22 +313,23 @@ PS_DEVICE void down(const Down& p) {
     }
 }
 
-#define EXPERTS(format, name)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) gate_up_##name##_4(const __grid_constant__ GateUp p) { \
-        gate_up<format, 1>(p);                                                                                           \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) gate_up_##name##_8(const __grid_constant__ GateUp p) { \
-        gate_up<format, 2>(p);                                                                                           \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 2) down_##name##_4(const __grid_constant__ Down p) {    \
-        down<format, 1>(p);                                                                                              \
-    }                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32) down_##name##_8(const __grid_constant__ Down p) {       \
-        down<format, 2>(p);                                                                                              \
+#define GATE_UP(format, name, sets, rows)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) gate_up_##name##_image_##rows(const __grid_constant__ GateUp p) { \
+        gate_up<format, sets, IMAGE>(p);                                                                                   \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) gate_up_##name##_any_##rows(const __grid_constant__ GateUp p) { \
+        gate_up<format, sets, ANYTHING>(p);                                                                                \
+    }
+#define EXPERTS(format, name)                                                                                              \
+    GATE_UP(format, name, 1, 4)                                                                                            \
+    GATE_UP(format, name, 2, 8)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 2) down_##name##_4(const __grid_constant__ Down p) {      \
+        down<format, 1>(p);                                                                                                \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32) down_##name##_8(const __grid_constant__ Down p) {         \
+        down<format, 2>(p);                                                                                                \
     }
 
-EXPERTS(IQ2_XXS, iq2_xxs)
-EXPERTS(Q2_K, q2_k)
-EXPERTS(Q4_K, q4_k)
-EXPERTS(MXFP4, mxfp4)
-EXPERTS(Q8_0, q8_0)
+#ifdef EXPERT_FORMAT  // one format at a time: compiling all takes a while
+EXPERTS(EXPERT_FORMAT, experts)
+#endif

@@ -97,58 +97,52 @@ PS_DEVICE float inverse_of(float v) {
 }
 PS_DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
-// One thread: the 4 × 4 matrix made doubly stochastic, columns last (spec §3.2).
-PS_DEVICE void sinkhorn(const float* logits, int iterations, float eps, float* out) {
+// One warp, lane 4 i + j of the first sixteen has logit (i, j): the matrix made doubly stochastic, columns last (spec §3.2) → out [16]
+PS_DEVICE void sinkhorn(float logit, int iterations, float eps, int lane, float* scratch, float* out) {
+    float top = fmaxf(logit, __shfl_xor_sync(ALL, logit, 1));
+    top = fmaxf(top, __shfl_xor_sync(ALL, top, 2));
+    const float e = expf(logit - top);
+    float sum = e + __shfl_xor_sync(ALL, e, 1);
+    sum += __shfl_xor_sync(ALL, sum, 2);
+    if (lane < 16) scratch[lane] = e / sum + eps;
+    __syncwarp();
+    if (lane) return;
+    // One lane goes on: sixteen numbers in registers are nearer to each other than in sixteen lanes.
     float c[4][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float top = fmaxf(fmaxf(logits[4 * i], logits[4 * i + 1]), fmaxf(logits[4 * i + 2], logits[4 * i + 3]));
-        float sum = 0;
+    for (int i = 0; i < 16; i++) c[i / 4][i % 4] = scratch[i];
+#pragma unroll 1
+    for (int k = 0; k < iterations; k++) {
+        if (k) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) sum += c[i][j] = expf(logits[4 * i + j] - top);
+            for (int i = 0; i < 4; i++) {
+                const float inverse = inverse_of((c[i][0] + c[i][1]) + (c[i][2] + c[i][3]) + eps);
 #pragma unroll
-        for (int j = 0; j < 4; j++) c[i][j] = c[i][j] / sum + eps;
-    }
-    auto columns = [&] {
+                for (int j = 0; j < 4; j++) c[i][j] *= inverse;
+            }
+        }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float inverse = inverse_of((c[0][j] + c[1][j]) + (c[2][j] + c[3][j]) + eps);
 #pragma unroll
             for (int i = 0; i < 4; i++) c[i][j] *= inverse;
         }
-    };
-    columns();
-    for (int k = 1; k < iterations; k++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float inverse = inverse_of((c[i][0] + c[i][1]) + (c[i][2] + c[i][3]) + eps);
-#pragma unroll
-            for (int j = 0; j < 4; j++) c[i][j] *= inverse;
-        }
-        columns();
     }
 #pragma unroll
-    for (int i = 0; i < 16; i++) out[i] = c[i / 4][i % 4];
+    for (int i = 0; i < 4; i++) reinterpret_cast<float4*>(out)[i] = {c[i][0], c[i][1], c[i][2], c[i][3]};
 }
 
-constexpr int COLLAPSE_WARPS = 16;
+constexpr int COLLAPSE_WARPS = 16, MAX_CELLS = 32;
 
-// One block a row; the seventeenth warp balances the matrix while the others collapse the streams.
+// One block a row; the seventeenth warp balances the matrix while the others collapse the streams.  Little code on purpose: every
+// instruction is run once, and fetching it is what takes time.
 extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(const __grid_constant__ Collapse p) {
-    __shared__ float mix[MIX + 1], squares[64], largest[64];
+    __shared__ float mix[PARTIAL], coefficients[PARTIAL], squares[MAX_CELLS], largest[MAX_CELLS];
+    __shared__ __align__(16) float xs[MAX_CELLS * CELL];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x, cells = p.columns / CELL;
     let_next_start();
     wait_for_previous();
     const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
-    float kept[2][STREAMS][8];  // a warp's first two cells: asked for before the mix is known
-#pragma unroll
-    for (int k = 0; k < 2; k++)
-#pragma unroll
-        for (int i = 0; i < STREAMS; i++) {
-            const int cell = warp + k * COLLAPSE_WARPS;
-            if (warp < COLLAPSE_WARPS && cell < cells)
-                load_eight(streams + static_cast<size_t>(i) * p.hidden, cell * CELL + lane * 8, p.hidden, kept[k][i]);
-        }
     {  // sums of the mix: a warp has number warp and, of the last ones, warp + 17; both are loaded at once
         const int second = warp + COLLAPSE_WARPS + 1;
         float sums[2] = {0, 0};
@@ -163,53 +157,60 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
         if (lane == 0 && second <= MIX) mix[second] = sums[1];
     }
     __syncthreads();
-    const float factor = 1.0f / sqrtf(mix[MIX] / static_cast<float>(STREAMS * p.hidden) + p.eps);
-    float pre[STREAMS];
-#pragma unroll
-    for (int i = 0; i < STREAMS; i++) pre[i] = sigmoid(mix[i] * factor * p.scale[0] + p.base[i]) + p.hc_eps;
+    // Every warp works out the coefficients: pre 0 – 3, post 4 – 7, logits of comb 8 – 23.
+    const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
+    float own = 0;
+    if (lane < (p.head ? 4 : MIX)) {
+        const float factor = 1.0f / sqrtf(mix[MIX] / static_cast<float>(STREAMS * p.hidden) + p.eps);
+        own = mix[lane] * factor * p.scale[group] + p.base[lane];
+        if (group < 2) own = sigmoid(own) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
+    }
     if (warp == COLLAPSE_WARPS) {
         float* out = p.coefficients + row * MIX;
-        if (lane == 0) out[0] = pre[0], out[1] = pre[1], out[2] = pre[2], out[3] = pre[3];
-        if (!p.head && lane < 4) out[4 + lane] = 2.0f * sigmoid(mix[4 + lane] * factor * p.scale[1] + p.base[4 + lane]);
-        if (!p.head && lane == 0) {
-            float logits[16];
-#pragma unroll
-            for (int i = 0; i < 16; i++) logits[i] = mix[8 + i] * factor * p.scale[2] + p.base[8 + i];
-            sinkhorn(logits, p.iterations, p.hc_eps, out + 8);
-        }
+        if (lane < 8) out[lane] = own;
+        const float logit = __shfl_sync(ALL, own, (lane & 15) + 8);
+        if (!p.head) sinkhorn(logit, p.iterations, p.hc_eps, lane, coefficients, out + 8);
     }
-    const InputPlan plan = {p.columns, p.rows, p.forms};
-    float v[2][8];
+    const float pre[STREAMS] = {__shfl_sync(ALL, own, 0), __shfl_sync(ALL, own, 1), __shfl_sync(ALL, own, 2), __shfl_sync(ALL, own, 3)};
+    if (warp < COLLAPSE_WARPS) {
+#pragma unroll 1
+        for (int cell = warp; cell < cells; cell += COLLAPSE_WARPS) {
+            const int column = cell * CELL + lane * 8;
+            float x[8] = {}, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1}, sum = 0, most = 0;
+            if (p.norm) load_eight(p.norm, column, p.hidden, norm);
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const int cell = warp + k * COLLAPSE_WARPS, column = cell * CELL + lane * 8;
-        if (warp >= COLLAPSE_WARPS || cell >= cells) continue;
-        float sum = 0, most = 0, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-        if (p.norm) load_eight(p.norm, column, p.hidden, norm);
+            for (int i = 0; i < STREAMS; i++) {
+                float v[8];
+                load_eight(streams + static_cast<size_t>(i) * p.hidden, column, p.hidden, v);
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
-            float x = pre[0] * kept[k][0][e];
+                for (int e = 0; e < 8; e++) x[e] = fmaf(pre[i], v[e], x[e]);
+            }
 #pragma unroll
-            for (int i = 1; i < STREAMS; i++) x = fmaf(pre[i], kept[k][i][e], x);
-            if (p.x && column + e < p.hidden) p.x[static_cast<size_t>(row) * p.hidden + column + e] = x;
-            sum = fmaf(x, x, sum);
-            v[k][e] = x * norm[e];
-            most = fmaxf(most, fabsf(v[k][e]));
+            for (int e = 0; e < 8; e++) {
+                if (p.x && column + e < p.hidden) p.x[static_cast<size_t>(row) * p.hidden + column + e] = x[e];
+                sum = fmaf(x[e], x[e], sum);
+                x[e] *= norm[e];
+                most = fmaxf(most, fabsf(x[e]));
+            }
+            float4* to = reinterpret_cast<float4*>(xs + column);
+            to[0] = {x[0], x[1], x[2], x[3]}, to[1] = {x[4], x[5], x[6], x[7]};
+            sum = warp_sum(sum), most = warp_max(most);
+            if (lane == 0) squares[cell] = sum, largest[cell] = most;
         }
-        sum = warp_sum(sum), most = warp_max(most);
-        if (lane == 0) squares[cell] = sum, largest[cell] = most;
     }
     __syncthreads();
+    if (warp == COLLAPSE_WARPS) return;
+    const InputPlan plan = {p.columns, p.rows, p.forms};
     const RowScale scale = row_scale(squares, largest, cells, p.hidden, p.norm, p.eps, lane);
     if (p.forms & HALVES && threadIdx.x == 0)
         reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
+#pragma unroll 1
+    for (int cell = warp; cell < cells; cell += COLLAPSE_WARPS) {
+        float v[8];
+        load_eight(xs, cell * CELL + lane * 8, MAX_CELLS * CELL, v);
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const int cell = warp + k * COLLAPSE_WARPS;
-        if (warp >= COLLAPSE_WARPS || cell >= cells) continue;
-#pragma unroll
-        for (int e = 0; e < 8; e++) v[k][e] *= scale.factor;
-        store_cell(plan, p.image, row, cell, lane, v[k], scale.up);
+        for (int e = 0; e < 8; e++) v[e] *= scale.factor;
+        store_cell(plan, p.image, row, cell, lane, v, scale.up);
     }
 }
 

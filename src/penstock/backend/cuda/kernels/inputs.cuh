@@ -88,18 +88,28 @@ struct Inputs {
     float eps;
 };
 
+struct Eight {
+    float v[8];
+};
+// Out of line: instructions that are hardly ever used must not stand between those that are.
+__device__ __noinline__ Eight load_last(const float* x, int at, int width) {
+    Eight e;
+#pragma unroll
+    for (int i = 0; i < 8; i++) e.v[i] = at + i < width ? x[at + i] : 0.0f;
+    return e;
+}
 PS_DEVICE void load_eight(const float* x, int at, int width, float (&v)[8]) {
     if (at + 8 <= width) {
         const float4 a = *reinterpret_cast<const float4*>(x + at), b = *reinterpret_cast<const float4*>(x + at + 4);
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
     } else {
+        const Eight e = load_last(x, at, width);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = at + i < width ? x[at + i] : 0.0f;
+        for (int i = 0; i < 8; i++) v[i] = e.v[i];
     }
 }
 
 constexpr int SCRATCH_FLOATS = 2 * 8 * 64 + 32;  // [squares, largest][rows][cells], then RowScale [rows]
-constexpr int KEPT = 4;                     // cells that a warp keeps in registers
 
 PS_DEVICE void load_cell(const Inputs& in, int row, int cell, int lane, float (&v)[8], float& squares) {
     const int column = cell * CELL + lane * 8;
@@ -169,53 +179,49 @@ PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int g
     bulk_copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
 }
 
+// Where a kernel's inputs may come from.  Code that is never run still has to be fetched past, and most of a decode kernel's
+// instructions run once: kernels are made for the source they have.
+enum Source { IMAGE, READY_DIGITS, ANYTHING };
+
 // All threads of the block, after the kernel before has ended; at most 64 cells.  Squares are added within a cell, then over the
 // cells: an order that depends on neither the number of warps nor that of rows.
-template <int WARPS>
+template <int WARPS, Source SOURCE>
 PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch, u64* bar, int group) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL, pairs = p.rows * cells;
-    if (in.image) {  // `bar` was initialised before a barrier of the block
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL;
+    if (SOURCE == IMAGE || (SOURCE == ANYTHING && in.image)) {  // `bar` was initialised before a barrier of the block
         if (threadIdx.x == 0) fetch_image(in, p, at, group, bar);
         barrier_wait(bar, 0);
         return;
     }
-    const int row0 = warp / cells, cell0 = warp % cells;
-    auto advance = [&](int& row, int& cell) {
-        for (cell += WARPS; cell >= cells; cell -= cells) row++;
+    auto for_all = [&](auto work) {
+        int row = warp / cells, cell = warp % cells;
+#pragma unroll 1
+        while (row < p.rows) {
+            work(row, cell);
+            for (cell += WARPS; cell >= cells; cell -= cells) row++;
+        }
     };
-    if (in.digits) {
-        for (int row = row0, cell = cell0; row < p.rows; advance(row, cell)) {
+    if (SOURCE == READY_DIGITS || in.digits) {
+        for_all([&](int row, int cell) {
             const int i = row * cells + cell;
             const u8* from = in.digits + static_cast<size_t>(i) * 2 * CELL + lane * 8;
             const Digits d = {load8(from), load8(from + CELL), in.scales[i]};
             store_digits(at, p, row, cell, lane, d);
-        }
+        });
         __syncthreads();
         return;
     }
     const bool whole = in.norm || p.forms & HALVES;  // something of the whole row is needed first
     RowScale* rows = reinterpret_cast<RowScale*>(scratch + SCRATCH_FLOATS - 32);
-    float kept[KEPT][8];
-    auto look = [&](int row, int cell, float (&v)[8]) {
-        float squares, largest = 0;
-        load_cell(in, row, cell, lane, v, squares);
-        if (!whole) return;
-#pragma unroll
-        for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(v[j]));
-        squares = warp_sum(squares), largest = warp_max(largest);
-        if (lane == 0) scratch[row * 64 + cell] = squares, scratch[512 + row * 64 + cell] = largest;
-    };
-    int row = row0, cell = cell0;
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        if (row < p.rows) look(row, cell, kept[k]);
-        advance(row, cell);
-    }
-    for (; whole && row < p.rows; advance(row, cell)) {
-        float v[8];
-        look(row, cell, v);
-    }
     if (whole) {
+        for_all([&](int row, int cell) {
+            float v[8], squares, largest = 0;
+            load_cell(in, row, cell, lane, v, squares);
+#pragma unroll
+            for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(v[j]));
+            squares = warp_sum(squares), largest = warp_max(largest);
+            if (lane == 0) scratch[row * 64 + cell] = squares, scratch[512 + row * 64 + cell] = largest;
+        });
         __syncthreads();
         for (int r = warp; r < p.rows; r += WARPS) {
             const RowScale scale = row_scale(scratch + r * 64, scratch + 512 + r * 64, cells, in.width, in.norm, in.eps, lane);
@@ -224,22 +230,13 @@ PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* sc
         }
         __syncthreads();
     }
-    auto finish = [&](int row, int cell, float (&v)[8]) {
-        const float factor = whole ? rows[row].factor : 1.0f, up = whole ? rows[row].up : 1.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= factor;
-        store_cell(p, at, row, cell, lane, v, up);
-    };
-    row = row0, cell = cell0;
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        if (row < p.rows) finish(row, cell, kept[k]);
-        advance(row, cell);
-    }
-    for (; row < p.rows; advance(row, cell)) {
+    for_all([&](int row, int cell) {  // the numbers once more, from the first-level cache
         float v[8], squares;
         load_cell(in, row, cell, lane, v, squares);
-        finish(row, cell, v);
-    }
+        const float factor = whole ? rows[row].factor : 1.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= factor;
+        store_cell(p, at, row, cell, lane, v, whole ? rows[row].up : 1.0f);
+    });
     __syncthreads();
 }

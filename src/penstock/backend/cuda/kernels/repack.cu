@@ -11,7 +11,7 @@ struct Repack {
     int tile_cells, first_cell;  // cells from one tile to the next in `out`, and where this matrix starts among them
 };
 
-struct Source {
+struct StoredRows {
     const u8* row[2];  // rows g and g + 8 of the tile, null behind the last
     long long bytes;
 
@@ -26,7 +26,7 @@ PS_DEVICE void repack(const Repack& p) {
     const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
     if (index >= static_cast<long long>(p.tiles) * p.cells) return;
     const int tile = static_cast<int>(index / p.cells), cell = static_cast<int>(index % p.cells);
-    Source src = {{nullptr, nullptr}, p.row_bytes};
+    StoredRows src = {{nullptr, nullptr}, p.row_bytes};
     for (int h = 0; h < 2; h++) {
         const long long row = static_cast<long long>(tile) * 16 + g + 8 * h;
         if (row < p.rows) src.row[h] = p.raw + row * p.row_bytes;

@@ -24,7 +24,7 @@ struct Chosen {
     float weight[MAX_UNIQUE][MAX_ROWS];  // 0 where it is not
 };
 
-PS_DEVICE float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
+__device__ __noinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
 
 // One warp, one row: the best `count` of score + bias, ties to the lower id, or the table's.
 PS_DEVICE void choose_row(const Routing& r, int row, int lane, Chosen& out) {

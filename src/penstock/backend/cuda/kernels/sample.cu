@@ -77,13 +77,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_sums(const __grid_c
     }
 }
 
-// grid: rows: the first token at which the weights so far exceed chance · (all weights)
+// grid: (1, rows): the first token at which the weights so far exceed chance · (all weights)
 extern "C" __global__ void __launch_bounds__(THREADS) sample_draw(const __grid_constant__ Sample p) {
     __shared__ double scratch[THREADS];
     __shared__ int chosen;
     let_next_start();
     wait_for_previous();
-    const int row = blockIdx.x;
+    const int row = blockIdx.y;
     const u64 best = best_of(p, row, threadIdx.x % WARP);
     if (best == ~0ull || p.temperatures[row] == 0) {
         if (threadIdx.x == 0) p.tokens[row] = best == ~0ull ? -1 : static_cast<int>(ranked_id(best));
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_draw(const __grid_c
     double sum = 0;
     for (int i = first; i < last; i++) sum += weight_of(p, row, i, top, inverse);
     scratch[threadIdx.x] = sum;
-    if (threadIdx.x == 0) chosen = static_cast<int>(ranked_id(best));  // should rounding leave nobody
+    if (threadIdx.x == 0) chosen = -1;
     __syncthreads();
     for (int i = 0; i < static_cast<int>(threadIdx.x); i++) before += scratch[i];
     if (before <= target && target < before + sum) {
@@ -113,5 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_draw(const __grid_c
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) p.tokens[row] = chosen;
+    if (threadIdx.x) return;
+    if (chosen < 0)  // rounding has left nobody: the last that has any weight
+        for (chosen = p.vocabulary - 1; chosen > 0 && weight_of(p, row, chosen, top, inverse) == 0;) chosen--;
+    p.tokens[row] = chosen;
 }
