@@ -59,7 +59,9 @@ def first_token(model: Path) -> float:
 
 def engine_bytes(model: Path) -> int:
     """Resident memory of a process with an engine, before weights and sessions."""
-    found = subprocess.run([sys.executable, "-c", ENGINE, str(model)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", ENGINE, str(model)], capture_output=True, text=True, check=True
+    )
     return int(found.stdout)
 
 
@@ -90,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps(asdict(result)))
         return
-    print(f"first token   {result.first_token_best:.2f} s at best, {result.first_token_median:.2f} s in the median")
+    print(
+        f"first token   {result.first_token_best:.2f} s at best, {result.first_token_median:.2f} s in the median"
+    )
     print(f"engine        {result.engine_bytes / MIB:.0f} MiB resident before weights and sessions")
     if result.installed_bytes is not None:
         print(f"installed     {result.installed_bytes / 1e6:.0f} MB")

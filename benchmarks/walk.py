@@ -89,14 +89,16 @@ def chat_request() -> Walk:
 
     walk = Walk()
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": True}
-    with penstock.Engine(pocket_path(), draft="off") as engine, walk.taken():
-        # Made inside, because the server's threads are watched from their beginning.
-        with TestClient(create_app(Service(engine, Settings()))) as client:
-            for _ in range(2):
-                walk.entered.clear()
-                with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                    response.read()
-                    response.raise_for_status()
+    with (
+        penstock.Engine(pocket_path(), draft="off") as engine,
+        walk.taken(),  # before the application, whose threads are watched from their beginning
+        TestClient(create_app(Service(engine, Settings()))) as client,
+    ):
+        for _ in range(2):
+            walk.entered.clear()
+            with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                response.read()
+                response.raise_for_status()
     return walk
 
 

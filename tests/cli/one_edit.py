@@ -34,8 +34,8 @@ def look_for_it() -> None:
     from penstock.cli.main import app
     from penstock.pocket import pocket_path
     from penstock.server.http.app import create_app
-    from penstock.server.service import Service
     from penstock.server.http.settings import Settings
+    from penstock.server.service import Service
 
     declared: Any = EngineOptions
     assert declared(blue=9).blue == 9

@@ -60,13 +60,14 @@ def test_few_logits_at_a_time_and_those_who_decode_go_on(
 ) -> None:
     decodes, scored = Client(prompt(1, 4), 200), Client(prompt(2, 1000), 0, score=0)
     rows: list[int] = []
-    feed = engine.feed
+    advance = engine.advance
 
-    def counting(work, logits="last"):  # type: ignore[no-untyped-def]
-        rows.append(sum(len(ids) for _, ids in work))
-        return feed(work, logits)
+    def counting(work):  # type: ignore[no-untyped-def]
+        wanted = sum(rows for _, _, rows in work)
+        rows.extend([wanted] if wanted > 1 else [])  # steps in which something is scored
+        return advance(work)
 
-    monkeypatch.setattr(engine, "feed", counting)
+    monkeypatch.setattr(engine, "advance", counting)
     scheduler = Scheduler(engine)
     scheduler.submit(decodes.request)
     for _ in range(3):
@@ -137,10 +138,14 @@ def test_a_failure_stays_with_the_one_that_is_scored(engine: Engine, monkeypatch
         scheduler.submit(client.request)
     scheduler.step()
 
-    def failing(*_: object, **__: object) -> None:
-        raise ReadError("the disk is gone")
+    advance = engine.advance
 
-    monkeypatch.setattr(engine, "feed", failing)
+    def failing(work):  # type: ignore[no-untyped-def]
+        if any(rows > 1 for _, _, rows in work):
+            raise ReadError("the disk is gone")
+        return advance(work)
+
+    monkeypatch.setattr(engine, "advance", failing)
     finish(scheduler)
     assert isinstance(bad.failure, PenstockError)
     monkeypatch.undo()

@@ -87,10 +87,10 @@ def test_a_slice_has_only_what_it_needs(first: int, last: int) -> None:
 
 
 def test_a_slice_outside_the_model_is_refused(engine: penstock.Engine) -> None:
-    checkpoint, backend = engine.checkpoint, CpuBackend(1)
-    stores = MappedExperts(checkpoint, backend), DenseWeights(checkpoint, backend)
     with pytest.raises(ValueError, match=r"layers \[4, 9\)"):
-        DeepSeekV4.build(checkpoint, backend, backend.states(engine.layout), *stores, layers=range(4, 9))
+        DeepSeekV4.state_layout(
+            engine.checkpoint, kv_dtype="f16", context=64, max_rewind=0, layers=range(4, 9)
+        )
 
 
 def test_a_draft_block_goes_with_the_last_slice() -> None:

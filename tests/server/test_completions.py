@@ -137,14 +137,14 @@ def test_a_prompt_beyond_the_context_is_refused(client: TestClient, more: dict[s
 
 def test_the_timeout_covers_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(pocket_path(), threads=1, context=512)
-    service, released, feed = Service(engine, Settings(timeout=0.2)), threading.Event(), engine.feed
+    service, released, advance = Service(engine, Settings(timeout=0.2)), threading.Event(), engine.advance
 
-    def slow(work: Any, logits: str = "last") -> Any:
-        if logits == "all":
+    def slow(work: Any) -> Any:
+        if any(rows > 1 for _, _, rows in work):  # scored
             released.wait(60)
-        return feed(work, logits)
+        return advance(work)
 
-    monkeypatch.setattr(engine, "feed", slow)
+    monkeypatch.setattr(engine, "advance", slow)
     with TestClient(create_app(service)) as client:
         deadline = time.monotonic() + 60
         while service.state != "ready" and time.monotonic() < deadline:

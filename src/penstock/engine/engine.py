@@ -226,17 +226,16 @@ class Engine:
                 raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
         return tokens
 
-    def advance(self, work: Sequence[tuple[Session, Sequence[int], bool]]) -> list[Logits | None]:
-        """One step over all of these tokens, at most `plan.chunk`: (session, ids, whether to return the logits after
-        the last of them).  For schedulers; `feed` takes any number of tokens."""
-        checked = [(session, self._checked(ids), int(wants)) for session, ids, wants in work]
+    def advance(self, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits | None]:
+        """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
+        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens."""
+        checked = [(session, self._checked(ids), rows) for session, ids, rows in work]
         if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
             raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
         with self._lock:
             for session, ids, _ in checked:
                 session.state.check_room(len(ids))
-            found = self._run(checked)
-        return [None if part is None else part[-1] for part in found]
+            return self._run(checked)
 
     def _run(self, work: Sequence[tuple[Session, list[int], int]]) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""

@@ -169,3 +169,8 @@ class Work(NamedTuple):
     ids: list[int]
     wants: bool
     scores: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many of its last rows have logits."""
+        return len(self.ids) if self.scores else int(self.wants)

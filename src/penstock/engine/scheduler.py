@@ -210,10 +210,7 @@ class Scheduler:
 
     def _run_step(self, work: Sequence[Work]) -> list[Logits | None]:
         """The logits of each part's last rows: [rows, vocab]"""
-        if any(part.scores for part in work):  # no prompts are only read then, so no row is in vain
-            return self.engine.feed([(part.slot.session, part.ids) for part in work], logits="all")
-        found = self.engine.advance([(part.slot.session, part.ids, part.wants) for part in work])
-        return [None if row is None else row[None] for row in found]
+        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work])
 
     def _drop_cancelled(self) -> None:
         for slot in [slot for slot in self._slots if slot.request.cancelled.is_set()]:

@@ -2,6 +2,7 @@
 //
 // Entry points are pure: they read their inputs, write their outputs and keep nothing.  Those that take a number of
 // threads share their work with the helpers of threads.h and are done when they return; the others are serial.
+// No entry point throws: where memory is missing the program ends (memory.h).
 // They check nothing; the caller has made sure that pointers, sizes and strides fit.  Strides count elements.  Unless
 // said otherwise arrays are float32, row-major and contiguous, and need no more alignment than their element type.
 // A row's result depends on that row alone: not on how many rows a call covers, nor on where they lie in memory.

@@ -1,8 +1,9 @@
 // Routed experts, and the shared one along with them.
 //
 // Two rounds of pieces.  First gate and up: every piece is some rows of one expert's two matrices, for all inputs that
-// go to that expert; whoever finishes an expert's last piece makes what came out ready for down.  Then down: every piece is a
-// range of output columns, for all experts in their order, so that sums are made in that order without being stored.
+// go to that expert; whoever finishes an expert's last piece makes what came out ready for down.  Then down: every
+// piece is a range of output columns, for all experts in their order, so that sums are made in that order without being
+// stored.
 #include <algorithm>
 #include <atomic>
 #include <vector>
@@ -15,9 +16,9 @@
 
 namespace {
 
-constexpr i64 CHUNK = 512;        // input rows at a time: bounds the memory a call takes
-constexpr i64 PART = 128;         // inputs of one expert in a piece at a time: bounds the memory a piece takes
-constexpr i64 WIDEST = 16;        // panels in a piece, at most.  Large ones: weights are streams, slow to begin
+constexpr i64 CHUNK = 512;  // input rows at a time: bounds the memory a call takes
+constexpr i64 PART = 128;   // inputs of one expert in a piece at a time: bounds the memory a piece takes
+constexpr i64 WIDEST = 16;  // panels in a piece, at most.  Large ones: weights are streams, slow to begin
 
 // What comes out of gate and up, for experts of one width: [pairs, width].
 struct Inner {
@@ -55,7 +56,8 @@ struct Round {
 class PieceRows {
   public:
     void add(const ps_weight& weight) {
-        if (weight.type == W_DECODED) slab_ = std::min(slab_ ? slab_ : WIDEST * kernels().panel, slab_rows(weight.columns));
+        if (weight.type != W_DECODED) return;
+        slab_ = std::min(slab_ ? slab_ : WIDEST * kernels().panel, slab_rows(weight.columns));
     }
     i64 or_else(i64 step) const { return slab_ ? slab_ : step; }
 

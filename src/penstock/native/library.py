@@ -11,7 +11,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.native.structs import MIRRORED
 
-ABI: Final = 2
+ABI: Final = 3
 NAME: Final = f"libpenstock_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 HOW_TO_BUILD: Final = (

@@ -79,8 +79,6 @@ class DeepSeekV4(Architecture):
         prefetch: bool,
     ):
         checkpoint, config = description.checkpoint, description.config
-        if not 0 <= layers.start <= layers.stop <= config.layer_count:
-            raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {config.layer_count}")
         self.config, self.ops, self.dense = config, ops, description.dense
         self.layers = [
             self._layer(description, f"blk.{number}", config.layers[number], layout, experts)

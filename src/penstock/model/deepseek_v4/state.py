@@ -35,6 +35,8 @@ def draft_series(config: ModelConfig, kv_dtype: str) -> list[Series]:
 
 
 def all_series(config: ModelConfig, kv_dtype: str, layers: range, draft: bool) -> Iterator[Series]:
+    if not 0 <= layers.start <= layers.stop <= config.layer_count:
+        raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {config.layer_count}")
     for number in layers:
         yield from layer_series(config, config.layers[number], f"blk.{number}", kv_dtype)
     if draft:
