@@ -2,7 +2,7 @@
 //
 // Floor, one row, q2 mix: gate and up 6 · 4.33 MB (5.8 µs at 4.5 TB/s), down 6 · 2.75 MB and the shared expert's 8.9 MB (5.6 µs).
 // Rows are grouped by expert: an expert's weights are read once and multiplied with all rows (they are columns of the same
-// tensor-core operand); what a row has not asked for is not kept.
+// tensor-core operand); what a row has not asked for is not kept.  What was chosen comes from the product that wrote the router's logits.
 #include "epilogue.cuh"
 #include "routing.cuh"
 

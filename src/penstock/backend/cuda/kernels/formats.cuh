@@ -4,8 +4,9 @@
 // so lane 4g + t ends up with (255 · high + low) of weight rows g and g + 8 and input row t.  Integers are exact; floats are
 // added in the order written here, whatever the number of rows, so a row's bits do not depend on its neighbours.
 //
-// Instructions for 512 weights (one 16 × 32 operand), against those that pass while memory delivers them at 4.5 TB/s
-// (132 SMs, 1.75 GHz, 4 a cycle):          Q8_0 13 of 104     Q2_K 26 of 34     IQ2_XXS 32 of 28     Q4_K 24 of 60     MXFP4 32 of 56
+// Instructions for 512 weights (one 16 × 32 operand) in the machine code, against those that four schedulers can issue while memory
+// delivers the weights at 4.5 TB/s (132 SMs, 1.75 GHz): Q8_0 13 of 104, IQ2_XXS 30 of 26, the others in between.  So IQ2_XXS is bound
+// by instructions, and half of its are logic and shifts, which run at half rate.
 #pragma once
 
 #include "inputs.cuh"
