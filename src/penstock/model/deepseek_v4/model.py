@@ -112,11 +112,11 @@ class DeepSeekV4(Architecture):
 
     def forward(self, step: Step, hidden: Array | None = None) -> Array:
         batch = self.ops.begin(step, range(len(self.layers)))
-        self.announce(step.tokens)
         streams = hidden
         if streams is None:
             assert self.embedding is not None
             streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
+        self.announce(step.tokens)  # after the embedding, whose few pages would wait behind all that is then read
         for layer in self.layers:
             self.dense.enter(layer.block)
             layer.forward(streams, batch)
