@@ -80,7 +80,8 @@ def columns_for(kind: WeightType, at_least: int) -> int:
 
 
 def placed(weight: Weight, round_input: int = 0) -> CpuWeight:
-    made = CpuWeight(weight.info, round_input)
+    made = CpuWeight(weight.info)
+    made.described.round_input = round_input
     made.place(weight.raw, weight.scale)
     return made
 
@@ -91,10 +92,10 @@ class Weights:
     def __init__(self, folder: Path, kind: WeightType = types.F16):
         self.folder, self.kind, self.count = folder, kind, 0
 
-    def make(self, out: int, columns: int, round_input: int = 0) -> CpuWeight:
+    def make(self, out: int, columns: int) -> CpuWeight:
         self.count += 1
         weight = make_weight(self.folder / f"w{self.count}", self.kind, out, columns, seed=self.count)
-        return placed(weight, round_input)
+        return placed(weight)
 
     def of(self, values: Tensor) -> CpuWeight:
         """float32, with these values"""
@@ -111,8 +112,8 @@ class Weights:
 class Device:
     """The CPU with so many threads, and its ops over a pool of states."""
 
-    def __init__(self, threads: int = 1, layout: StateLayout = NO_STATE):
-        self.backend = CpuBackend(threads)
+    def __init__(self, threads: int = 1, layout: StateLayout = NO_STATE, low_precision: bool = False):
+        self.backend = CpuBackend(threads, low_precision)
         self.pool = self.backend.states(layout)
         self.ops = self.backend.deepseek_v4()(self.backend, self.pool)
 

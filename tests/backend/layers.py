@@ -96,7 +96,7 @@ def head(weights: Weights, s: Sizes, vocab: int = 50) -> v4.HeadSpec:
     )
 
 
-def join(weights: Weights, s: Sizes, fused: bool, low_precision: bool = False) -> v4.JoinSpec:
+def join(weights: Weights, s: Sizes, fused: bool) -> v4.JoinSpec:
     columns = [2 * s.hidden] if fused else [s.hidden, s.hidden]
     return v4.JoinSpec(
         projections=tuple(weights.make(s.hidden, width) for width in columns),
@@ -105,16 +105,14 @@ def join(weights: Weights, s: Sizes, fused: bool, low_precision: bool = False) -
         streams=s.streams,
         hidden=s.hidden,
         eps=EPS,
-        low_precision=low_precision,
     )
 
 
 def attention(
-    weights: Weights, s: Sizes, kind: str = "sparse", overlap: bool | None = None, low_precision: bool = False
+    weights: Weights, s: Sizes, kind: str = "sparse", overlap: bool | None = None
 ) -> v4.AttentionSpec:
     """overlap: whether a compressor's windows do (None: as in the model, in sparse layers only)"""
     frequencies = torch.logspace(0, -2, s.half).numpy()
-    rounded = v4.LINEAR_GROUP if low_precision else 0
     if overlap is None:
         overlap = kind == "sparse"
 
@@ -139,14 +137,14 @@ def attention(
             topk=s.topk,
         )
     return v4.AttentionSpec(
-        q_a=weights.make(s.rank, s.hidden, rounded),
+        q_a=weights.make(s.rank, s.hidden),
         q_norm=vector(s.rank, seed=4),
         q_b=weights.make(s.heads * s.dim, s.rank),
-        kv=weights.make(s.dim, s.hidden, rounded),
+        kv=weights.make(s.dim, s.hidden),
         kv_norm=vector(s.dim, seed=5),
         sinks=vector(s.heads, seed=8),
         out_a=weights.make(s.groups * s.middle, s.heads * s.dim // s.groups),
-        out_b=weights.make(s.hidden, s.groups * s.middle, rounded),
+        out_b=weights.make(s.hidden, s.groups * s.middle),
         compressor=None if kind == "sliding" else compressor(s.dim, 6),
         indexer=indexer,
         heads=s.heads,
@@ -155,7 +153,6 @@ def attention(
         groups=s.groups,
         frequencies=frequencies,
         eps=EPS,
-        low_precision=low_precision,
     )
 
 
@@ -181,9 +178,10 @@ class Block:
         threads: int = 1,
         context: int = 1024,
         max_rewind: int = 2,
+        low_precision: bool = False,
     ):
         self.layout = layout_of(spec, kv_dtype, context, max_rewind)
-        self.device = Device(threads, self.layout)
+        self.device = Device(threads, self.layout, low_precision)
         self.pool = self.device.pool
         numbers = range(len(self.layout.series))
         self.op = self.device.ops.attention(spec, v4.AttentionState(*numbers))

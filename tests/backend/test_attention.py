@@ -253,7 +253,6 @@ def bare(weights: Weights, window: int, dim: int = 16) -> AttentionSpec:
         groups=1,
         frequencies=np.zeros(1, np.float32),
         eps=1e-6,
-        low_precision=False,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.backend.base import ExpertTable
-from penstock.backend.deepseek_v4 import LINEAR_GROUP, ExpertsSpec
+from penstock.backend.deepseek_v4 import ExpertsSpec
 from penstock.weights import types
 from penstock.weights.types import WeightType
 from tests.backend.helpers import (
@@ -62,20 +62,20 @@ class Layer:
     def __init__(
         self, folder: Path, mix: Mix, low_precision: bool = False, shared_kind: WeightType = types.Q8_0
     ):
-        rounded = LINEAR_GROUP if low_precision else 0
+        self.low_precision = low_precision
         gates, downs = (Weights(folder / str(number), kind) for number, kind in enumerate(mix))
         shared = Weights(folder / "shared", shared_kind)
         for weights in (gates, downs, shared):
             weights.folder.mkdir(exist_ok=True)
 
         def expert(first: Weights, last: Weights, width: int) -> Expert:
-            gate, up = (first.make(width, HIDDEN, rounded) for _ in range(2))
-            return Expert(gate, up, last.make(HIDDEN, width, rounded))
+            gate, up = (first.make(width, HIDDEN) for _ in range(2))
+            return Expert(gate, up, last.make(HIDDEN, width))
 
         self.routed = {number: expert(gates, downs, WIDTH) for number in range(COUNT)}
         self.shared = expert(shared, shared, SHARED_WIDTH)
-        self.backend = Device().backend
-        self.spec = ExpertsSpec(self.backend.expert(*self.shared), 7.0, 5.0, HIDDEN, low_precision)
+        self.backend = Device(low_precision=low_precision).backend
+        self.spec = ExpertsSpec(self.backend.expert(*self.shared), 7.0, 5.0, HIDDEN)
 
     def table(self, *numbers: int) -> ExpertTable:
         table = self.backend.expert_table(COUNT)
@@ -86,7 +86,7 @@ class Layer:
     def run(
         self, x: Tensor, ids: Tensor, weights: Tensor, lease: Lease | None = None, threads: int = 1
     ) -> Tensor:
-        device = Device(threads)
+        device = Device(threads, low_precision=self.low_precision)
         lease = lease or Lease([self.table(*range(COUNT))], resident=True)
         op = device.ops.experts(self.spec)
         (found,) = device.out(op.run(array(x), array(ids), array(weights), lease))
@@ -94,7 +94,8 @@ class Layer:
         return found
 
     def expected(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return specified(x.double(), ids, weights.double(), self.routed, self.shared, self.spec)
+        low = self.low_precision
+        return specified(x.double(), ids, weights.double(), self.routed, self.shared, self.spec, low)
 
 
 def routing(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -173,7 +174,7 @@ def test_gates_are_clamped_above_and_ups_on_both_sides(tmp_path: Path) -> None:
         weights.of(torch.cat((nothing[:, :3], eye), 1)),
     )
     down, zero = weights.of(torch.cat((eye, eye))), weights.of(nothing)
-    spec = ExpertsSpec(backend.expert(zero, zero, down), 10.0, 10.0, 6, low_precision=False)
+    spec = ExpertsSpec(backend.expert(zero, zero, down), 10.0, 10.0, 6)
     table = backend.expert_table(1)
     table.put(0, backend.expert(gate, up, down))
     device = Device()

@@ -1,6 +1,5 @@
 """Rounding where DeepSeek's own inference code rounds: the round trips themselves, and the ops that take them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,16 +41,16 @@ def test_hadamard_is_orthogonal_and_symmetric() -> None:
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention(tmp_path: Path, kind: str, kv_dtype: str) -> None:
-    spec, x = attention(Weights(tmp_path), LARGE, kind, low_precision=True), inputs(LARGE, 45)
-    block = Block(spec, kv_dtype)
+    spec, x = attention(Weights(tmp_path), LARGE, kind), inputs(LARGE, 45)
+    block = Block(spec, kv_dtype, low_precision=True)
     found = block.sequence(x).feed(1, 1, 7, 1, 21, 14)
-    expected = specified(x.double(), spec, KV_DTYPES[kv_dtype])
+    expected = specified(x.double(), spec, KV_DTYPES[kv_dtype], low=True)
     assert_close(found, expected.out, 2e-5)
-    plain = specified(x.double(), replace(spec, low_precision=False), KV_DTYPES[kv_dtype])
+    plain = specified(x.double(), spec, KV_DTYPES[kv_dtype])
     assert (found - plain.out).square().mean() > 1e-3 * plain.out.square().mean()
     one_by_one = block.sequence(x)
     assert_same_bits(one_by_one.feed(*[1] * 45), found)
-    assert_same_bits(Block(spec, kv_dtype, threads=3).sequence(x).feed(45), found)
+    assert_same_bits(Block(spec, kv_dtype, threads=3, low_precision=True).sequence(x).feed(45), found)
     if expected.index_rows is not None:
         assert_close(one_by_one.state()["indexer.rows"], expected.index_rows.float(), 2e-5)
 
@@ -63,13 +62,13 @@ def test_experts(tmp_path: Path, kind: types.WeightType) -> None:
     x, (ids, weights) = random(29, HIDDEN, spread=0.1), routing(29)
     found = layer.run(x, ids, weights)
     assert_close(found, layer.expected(x, ids, weights), 3e-4)
-    layer.spec = replace(layer.spec, low_precision=False)
+    layer.low_precision = False
     assert (found - layer.expected(x, ids, weights)).square().mean() > 1e-3 * found.square().mean()
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_join(tmp_path: Path, fused: bool) -> None:
-    spec, device = join(Weights(tmp_path), LARGE, fused, low_precision=True), Device()
+    spec, device = join(Weights(tmp_path), LARGE, fused), Device(low_precision=True)
     streams, x = random(9, 4, LARGE.hidden), random(9, LARGE.hidden, seed=3)
     (found,) = device.out(device.ops.join(spec).run(array(streams), array(x)))
-    assert_close(found, head_spec.join(streams.double(), x.double(), spec), 2e-5)
+    assert_close(found, head_spec.join(streams.double(), x.double(), spec, low_precision=True), 2e-5)

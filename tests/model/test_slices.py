@@ -23,9 +23,9 @@ class Noted(DenseWeights):
         super().__init__(checkpoint, backend)
         self.asked: set[str] = set()
 
-    def weight(self, name: str, round_input: int = 0) -> DeviceWeight:
+    def weight(self, name: str) -> DeviceWeight:
         self.asked.add(name)
-        return super().weight(name, round_input)
+        return super().weight(name)
 
 
 class Slice:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.backend.deepseek_v4 import LINEAR_GROUP, AttentionSpec
+from penstock.backend.deepseek_v4 import AttentionSpec
 from tests.spec.compressor import compress
 from tests.spec.indexer import select
 from tests.spec.linear import grouped_linear, linear, vector
-from tests.spec.low_precision import hadamard, round_fp4, round_fp8, round_rows
+from tests.spec.low_precision import LINEAR_GROUP, hadamard, round_fp4, round_fp8, round_rows
 from tests.spec.norm import angles, rms_norm, rotate
 
 
@@ -21,9 +21,9 @@ class Result:
     index_rows: Tensor | None
 
 
-def attention(x: Tensor, spec: AttentionSpec, dtype: torch.dtype) -> Result:
-    """x [tokens, hidden]: all tokens of a sequence.  dtype: how rows are stored"""
-    low, rope = spec.low_precision, 2 * len(spec.frequencies)
+def attention(x: Tensor, spec: AttentionSpec, dtype: torch.dtype, low: bool = False) -> Result:
+    """x [tokens, hidden]: all tokens of a sequence.  dtype: how rows are stored; low: in low precision"""
+    rope = 2 * len(spec.frequencies)
     positions = torch.arange(len(x))
     angle = angles(positions, spec.frequencies)
     rounded = round_fp8(x, LINEAR_GROUP) if low else x

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.backend.base import DeviceWeight
-from penstock.backend.deepseek_v4 import LINEAR_GROUP, ExpertsSpec
+from penstock.backend.deepseek_v4 import ExpertsSpec
 from tests.spec.linear import linear
-from tests.spec.low_precision import round_fp8
+from tests.spec.low_precision import LINEAR_GROUP, round_fp8
 
 
 class Expert(NamedTuple):
@@ -20,13 +20,19 @@ class Expert(NamedTuple):
 
 
 def experts(
-    x: Tensor, ids: Tensor, weights: Tensor, routed: Mapping[int, Expert], shared: Expert, spec: ExpertsSpec
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    routed: Mapping[int, Expert],
+    shared: Expert,
+    spec: ExpertsSpec,
+    low_precision: bool = False,
 ) -> Tensor:
     """Σ over each row's experts of weight · expert(x), and the shared one: x [rows, hidden] → [rows, hidden]"""
-    out = _expert(x, shared, torch.ones(len(x), 1), spec.shared_limit, spec.low_precision)
+    out = _expert(x, shared, torch.ones(len(x), 1), spec.shared_limit, low_precision)
     for number in ids.unique().tolist():
         rows, slots = torch.where(ids == number)
-        term = _expert(x[rows], routed[number], weights[rows, slots, None], spec.limit, spec.low_precision)
+        term = _expert(x[rows], routed[number], weights[rows, slots, None], spec.limit, low_precision)
         out = out.index_add(0, rows, term)
     return out
 

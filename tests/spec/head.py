@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from penstock.backend.base import DeviceWeight
-from penstock.backend.deepseek_v4 import LINEAR_GROUP, HeadSpec, JoinSpec
+from penstock.backend.deepseek_v4 import HeadSpec, JoinSpec
 from tests.spec.linear import linear, vector
-from tests.spec.low_precision import round_fp8
+from tests.spec.low_precision import LINEAR_GROUP, round_fp8
 from tests.spec.norm import rms_norm
 
 
@@ -20,10 +20,10 @@ def head(streams: Tensor, spec: HeadSpec, output: Sequence[DeviceWeight]) -> Ten
     return torch.cat([linear(folded, piece) for piece in output], dim=1)
 
 
-def join(streams: Tensor, embedded: Tensor, spec: JoinSpec) -> Tensor:
+def join(streams: Tensor, embedded: Tensor, spec: JoinSpec, low_precision: bool = False) -> Tensor:
     """streams [rows, n, hidden], embedded [rows, hidden] → [rows, n, hidden]"""
     e, h = rms_norm(embedded, spec.embedding_norm, spec.eps), rms_norm(streams, spec.stream_norm, spec.eps)
-    if spec.low_precision:
+    if low_precision:
         e, h = round_fp8(e, LINEAR_GROUP), round_fp8(h, LINEAR_GROUP)
     e = e[:, None].expand_as(h)
     if len(spec.projections) == 1:

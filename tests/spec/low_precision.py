@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LINEAR_GROUP = 128  # channels that share a scale in the input of a linear
 FP8_MAX, FP4_MAX = 448.0, 6.0
 FP8_FLOOR = 1e-4  # smallest magnitude that a group's scale is made from
 FP4_FLOOR = FP4_MAX * 2.0**-126

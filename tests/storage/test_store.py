@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.backend.deepseek_v4 import LINEAR_GROUP
 from penstock.model.deepseek_v4.description import Description
 from penstock.storage.dense import DenseWeights
 from penstock.storage.store import MappedExperts
@@ -29,22 +28,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_the_right_experts_with_the_right_weights(checkpoint: Checkpoint, rounded: bool) -> None:
-    device, round_input = Device(), LINEAR_GROUP if rounded else 0
+    device = Device(low_precision=rounded)
     backend, dense = device.backend, DenseWeights(checkpoint, device.backend)
-    spec = Description(checkpoint, backend, dense, rounded).experts("blk.0", checkpoint.config.layers[0])
-    store = MappedExperts(checkpoint, backend, round_input)
+    spec = Description(checkpoint, backend, dense).experts("blk.0", checkpoint.config.layers[0])
+    store = MappedExperts(checkpoint, backend)
     x = random(3, checkpoint.config.hidden)
     with store.acquire("blk.0", array(IDS)) as lease:
         assert lease.resident
         (found,) = device.out(device.ops.experts(spec).run(array(x), array(IDS), array(WEIGHTS), lease))
     routed = {
-        number: Expert(
-            *(backend.weight(checkpoint.expert("blk.0", number, part), round_input) for part in PARTS)
-        )
+        number: Expert(*(backend.weight(checkpoint.expert("blk.0", number, part)) for part in PARTS))
         for number in (1, 3, 7)
     }
-    shared = Expert(*(dense.weight(f"blk.0.ffn_{part}_shexp.weight", round_input) for part in PARTS))
-    expected = experts(x.double(), IDS, WEIGHTS.double(), routed, shared, spec)
+    shared = Expert(*(dense.weight(f"blk.0.ffn_{part}_shexp.weight") for part in PARTS))
+    expected = experts(x.double(), IDS, WEIGHTS.double(), routed, shared, spec, rounded)
     assert_close(found, expected, 2e-5)
 
 

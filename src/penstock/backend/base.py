@@ -109,9 +109,8 @@ class Backend(ABC):
     sampling: Sampling
 
     @abstractmethod
-    def weight(self, info: TensorInfo, round_input: int = 0) -> DeviceWeight:
-        """A weight whose bytes are to be placed.  round_input: its inputs go through FP8 in groups of so many first,
-        as in the model's own inference code (0: they do not)."""
+    def weight(self, info: TensorInfo) -> DeviceWeight:
+        """A weight whose bytes are to be placed."""
 
     @abstractmethod
     def expert(self, gate: DeviceWeight, up: DeviceWeight, down: DeviceWeight) -> DeviceExpert:

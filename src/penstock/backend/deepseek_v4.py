@@ -8,7 +8,7 @@ row's result.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,6 @@ from penstock.backend.base import (
 )
 from penstock.backend.state import StatePool, Step
 from penstock.weights.checkpoint import Checkpoint
-
-LINEAR_GROUP: Final = 128  # channels with one scale where the model's own code rounds a linear's input to FP8
 
 # ── specs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -97,7 +95,6 @@ class AttentionSpec:
     groups: int
     frequencies: Vector  # [rope pairs]: angle per position
     eps: float
-    low_precision: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,6 @@ class ExpertsSpec:
     limit: float
     shared_limit: float
     hidden: int
-    low_precision: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +156,6 @@ class JoinSpec:
     streams: int
     hidden: int
     eps: float
-    low_precision: bool
 
 
 # ── ops ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +229,7 @@ class Ops(ABC):
 
     @staticmethod
     @abstractmethod
-    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int, low_precision: bool) -> int:
+    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int) -> int:
         """Working memory of a step with so many rows, its results and what it stages included."""
 
     @abstractmethod

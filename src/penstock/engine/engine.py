@@ -56,7 +56,7 @@ class Engine:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = open_backend(chosen.device, chosen.thread_count)
+        self.backend = open_backend(chosen.device, chosen.thread_count, chosen.simulate_low_precision)
         self._plan, self.context = self._make_plan(chosen.context)
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)

@@ -34,7 +34,7 @@ def make_engine_plan(
     described = architecture(checkpoint.config)
 
     def work(rows: int) -> int:
-        return described.step_bytes(checkpoint, backend, rows, options.simulate_low_precision)
+        return described.step_bytes(checkpoint, backend, rows)
 
     def needs(length: int) -> Needs:
         layout = state_layout(checkpoint, options, length)

@@ -60,7 +60,7 @@ class LocalRunner(Runner):
     ):
         self.backend, self.states = backend, states
         self._files = checkpoint.files
-        described, low_precision = architecture(checkpoint.config), options.simulate_low_precision
+        described = architecture(checkpoint.config)
         self.storage = open_storage(
             checkpoint,
             backend,
@@ -69,7 +69,6 @@ class LocalRunner(Runner):
             pack=options.pack,
             trace=options.trace,
             governed=options.memory == "auto",
-            round_input=described.expert_rounding(low_precision),
             fingerprint=fingerprint,
         )
         try:
@@ -79,7 +78,6 @@ class LocalRunner(Runner):
                 states,
                 self.storage.experts,
                 self.storage.dense,
-                low_precision=low_precision,
                 prefetch=options.prefetch == "auto",
             )
             self.storage.dense.load(progress)

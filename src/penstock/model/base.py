@@ -27,13 +27,8 @@ class Architecture(ABC):
 
     @staticmethod
     @abstractmethod
-    def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int, low_precision: bool) -> int:
+    def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int) -> int:
         """Working memory of a step with so many rows."""
-
-    @staticmethod
-    @abstractmethod
-    def expert_rounding(low_precision: bool) -> int:
-        """`round_input` of the experts' weights."""
 
     @classmethod
     @abstractmethod
@@ -46,7 +41,6 @@ class Architecture(ABC):
         dense: DenseWeights,
         *,
         layers: range | None = None,
-        low_precision: bool = False,
         prefetch: bool = False,
     ) -> Self:
         """The model on a backend.  Its weights are usable once `dense` has loaded them."""

@@ -34,10 +34,10 @@ class DenseWeights:
         self.checkpoint, self.backend = checkpoint, backend
         self._head: DeviceWeight | None = None  # once it has been asked for
 
-    def weight(self, name: str, round_input: int = 0) -> DeviceWeight:
-        """A weight for the backend's ops; see `Backend.weight`."""
+    def weight(self, name: str) -> DeviceWeight:
+        """A weight for the backend's ops."""
         info = self.checkpoint.index[name]
-        weight = self.backend.weight(info, round_input)
+        weight = self.backend.weight(info)
         mapped = Weight(info)
         weight.place(mapped.raw, mapped.scale)
         if name == HEAD:
@@ -96,10 +96,10 @@ class LoadedDense(DenseWeights):
         for file in checkpoint.files:
             file.expect_little()
 
-    def weight(self, name: str, round_input: int = 0) -> DeviceWeight:
+    def weight(self, name: str) -> DeviceWeight:
         if name == EMBEDDING:  # a token needs one row of it, so it stays in the file
-            return super().weight(name, round_input)
-        weight = self.backend.weight(self.checkpoint.index[name], round_input)
+            return super().weight(name)
+        weight = self.backend.weight(self.checkpoint.index[name])
         if name == HEAD:
             self._head = weight
         if not (name == HEAD and self.slice_head):

@@ -124,17 +124,15 @@ def open_storage(
     pack: Path | str | None,
     trace: Path | None,
     governed: bool,
-    round_input: int,
     fingerprint: Callable[[], str],
 ) -> Storage:
     """Makes the stores of the plan.  Weights are read when the model asks `dense` to load.
 
-    governed     the experts' share follows what the machine can spare
-    round_input  of the experts' weights: see `Backend.weight`
+    governed: whether the experts' share follows what the machine can spare
     """
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
-        dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend, round_input)
+        dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)
         return Storage(plan, dense, experts)
     reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
@@ -150,7 +148,6 @@ def open_storage(
         Prefetch(source, reader, slots, plan.ahead, counters),
         counters,
         recorder=recorder,
-        round_input=round_input,
     )
     loaded = LoadedDense(checkpoint, backend, reader, plan.streamed, plan.slice_head)
     watch = None

@@ -79,8 +79,8 @@ class ResidentLease(Lease):
 class MappedExperts(ExpertStore):
     """Experts straight from the mapped file; the operating system decides what stays in memory."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, round_input: int = 0):
-        self.checkpoint, self.backend, self._round_input = checkpoint, backend, round_input
+    def __init__(self, checkpoint: Checkpoint, backend: Backend):
+        self.checkpoint, self.backend = checkpoint, backend
         for file in checkpoint.files:
             file.expect_all()
         experts, blocks = checkpoint.config.experts, block_order(checkpoint)
@@ -100,7 +100,7 @@ class MappedExperts(ExpertStore):
 
     def _expert(self, block: str, number: int) -> DeviceExpert:
         weights = [Weight(self.checkpoint.expert(block, number, part)) for part in PARTS]
-        return ready_expert(self.backend, weights, self._round_input)
+        return ready_expert(self.backend, weights)
 
     def map(self) -> ExpertMap:
         """All are present: which of them really are is known to the system alone."""
@@ -108,10 +108,10 @@ class MappedExperts(ExpertStore):
         return ExpertMap(self._heat.blocks, np.ones(heat.shape, bool), heat)
 
 
-def ready_expert(backend: Backend, weights: list[Weight], round_input: int) -> DeviceExpert:
+def ready_expert(backend: Backend, weights: list[Weight]) -> DeviceExpert:
     """An expert for the backend's ops, of gate, up and down where they lie."""
     ready = []
     for weight in weights:
-        ready.append(backend.weight(weight.info, round_input))
+        ready.append(backend.weight(weight.info))
         ready[-1].place(weight.raw, weight.scale)
     return backend.expert(*ready)

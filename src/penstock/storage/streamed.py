@@ -77,12 +77,10 @@ class StreamedExperts(ExpertStore):
         counters: Counters,
         *,
         recorder: Recorder | None = None,
-        round_input: int = 0,
     ):
         self.source, self.backend, self.reader = source, backend, reader
         self.memory = Tier("memory", cache, slots)
         self.prefetch, self.counters, self.recorder = prefetch, counters, recorder
-        self._round_input = round_input
         self._heat = Heat(source.blocks, source.experts)
         self.table = backend.expert_table(source.experts)  # of the lease under way
 
@@ -155,7 +153,7 @@ class StreamedExperts(ExpertStore):
             self.counters.read_errors += 1
             raise ReadError(f"{self.source.name(key)}: {error}") from None
         weights = self.source.weights(key, transfer.slot.memory)
-        expert = ready_expert(self.backend, weights, self._round_input)
+        expert = ready_expert(self.backend, weights)
         self.memory.add(key, transfer.slot, expert)
         return expert
 

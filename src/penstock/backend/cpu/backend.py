@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numpy.typing import NDArray
 
 from penstock.backend.base import Backend, DeviceExpert, DeviceWeight
+from penstock.backend.cpu.low_precision import round_expert
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.sampling import CpuSampling
 from penstock.backend.cpu.states import CpuStates
@@ -25,18 +26,21 @@ class CpuBackend(Backend):
 
     name = "cpu"
 
-    def __init__(self, threads: int):
-        self.threads = threads
+    def __init__(self, threads: int, low_precision: bool = False):
+        self.threads, self.low_precision = threads, low_precision
         self.sampling = CpuSampling(threads)
 
-    def weight(self, info: TensorInfo, round_input: int = 0) -> CpuWeight:
-        return CpuWeight(info, round_input)
+    def weight(self, info: TensorInfo) -> CpuWeight:
+        return CpuWeight(info)
 
     def expert(self, gate: DeviceWeight, up: DeviceWeight, down: DeviceWeight) -> DeviceExpert:
         assert isinstance(gate, CpuWeight)
         assert isinstance(up, CpuWeight)
         assert isinstance(down, CpuWeight)
-        return CpuExpert(gate, up, down)
+        expert = CpuExpert(gate, up, down)
+        if self.low_precision:
+            round_expert(expert)
+        return expert
 
     def expert_table(self, experts: int) -> CpuExpertTable:
         return CpuExpertTable(experts)

@@ -35,13 +35,13 @@ class CpuWeight(DeviceWeight):
     """The native description of a weight, at `address`.  Whoever knows the address sees the weight wherever its bytes
     lie at the time."""
 
-    def __init__(self, info: TensorInfo, round_input: int = 0):
+    def __init__(self, info: TensorInfo):
         instruction_set()  # a bad PENSTOCK_ISA is said here and not in the middle of a product
         self.info = info
         self.stored: Weight | None = None
         out, columns = info.shape
         kind = KINDS.get(info.kind, DECODED)
-        self.described = Described(None, None, kind, out, columns, round_input)
+        self.described = Described(None, None, kind, out, columns)
         if kind == DECODED:
             self.described.decode, self.described.number = _decode, next(_numbers)
             _decoded[self.described.number] = self

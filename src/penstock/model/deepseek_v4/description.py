@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Backend, DeviceWeight, Vector
-from penstock.errors import ModelFormatError, OptionError
+from penstock.errors import ModelFormatError
 from penstock.model.deepseek_v4.rope import frequencies
 from penstock.storage.dense import DenseWeights
 from penstock.weights.checkpoint import Checkpoint
@@ -26,24 +26,11 @@ class LayerSpec:
 
 
 class Description:
-    """Reads a checkpoint's tensors for the backend's ops.
+    """Reads a checkpoint's tensors for the backend's ops."""
 
-    low_precision: round where DeepSeek's own inference code rounds, whose weights were trained with it: the inputs of
-    the linears that are FP8 or FP4 in the official checkpoint (groups of 128), the non-rotary part of key/value rows
-    (FP8, groups of 64), and the indexer's queries and rows (Hadamard, then FP4, groups of 32).
-    """
-
-    def __init__(
-        self, checkpoint: Checkpoint, backend: Backend, dense: DenseWeights, low_precision: bool = False
-    ):
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, dense: DenseWeights):
         self.checkpoint, self.backend, self.dense = checkpoint, backend, dense
-        self.low_precision = low_precision
         config = self.config
-        sparse = any(layer.attention is AttentionKind.SPARSE for layer in config.layers)
-        if low_precision and sparse and config.index_dim & (config.index_dim - 1):
-            raise OptionError(
-                f"simulate_low_precision needs an indexer width that is a power of two, not {config.index_dim}"
-            )
         self._sliding_frequencies = frequencies(config, compressed=False)
         self._compressed_frequencies = frequencies(config, compressed=True)
 
@@ -54,10 +41,6 @@ class Description:
     def weight(self, name: str) -> DeviceWeight:
         """A matrix, wherever it is kept."""
         return self.dense.weight(f"{name}.weight")
-
-    def linear(self, name: str) -> DeviceWeight:
-        """A matrix whose inputs DeepSeek's own code rounds."""
-        return self.dense.weight(f"{name}.weight", v4.LINEAR_GROUP if self.low_precision else 0)
 
     def vector(self, name: str) -> Vector:
         """A small tensor, decoded once and kept."""
@@ -100,14 +83,14 @@ class Description:
                 topk=c.index_topk,
             )
         return v4.AttentionSpec(
-            q_a=self.linear(f"{block}.attn_q_a"),
+            q_a=self.weight(f"{block}.attn_q_a"),
             q_norm=self.vector(f"{block}.attn_q_a_norm.weight"),
             q_b=self.weight(f"{block}.attn_q_b"),
-            kv=self.linear(f"{block}.attn_kv"),
+            kv=self.weight(f"{block}.attn_kv"),
             kv_norm=self.vector(f"{block}.attn_kv_a_norm.weight"),
             sinks=self.vector(f"{block}.attn_sinks.weight"),
             out_a=self.weight(f"{block}.attn_output_a"),
-            out_b=self.linear(f"{block}.attn_output_b"),
+            out_b=self.weight(f"{block}.attn_output_b"),
             compressor=None if sliding else self.compressor(f"{block}.attn_compressor"),
             indexer=indexer,
             heads=c.heads,
@@ -116,7 +99,6 @@ class Description:
             groups=c.o_groups,
             frequencies=self._sliding_frequencies if sliding else self._compressed_frequencies,
             eps=c.rms_eps,
-            low_precision=self.low_precision,
         )
 
     def compressor(self, prefix: str) -> v4.CompressorSpec:
@@ -140,13 +122,12 @@ class Description:
         )
 
     def experts(self, block: str, layer: LayerConfig) -> v4.ExpertsSpec:
-        gate, up, down = (self.linear(f"{block}.ffn_{part}_shexp") for part in ("gate", "up", "down"))
+        gate, up, down = (self.weight(f"{block}.ffn_{part}_shexp") for part in ("gate", "up", "down"))
         return v4.ExpertsSpec(
             shared=self.backend.expert(gate, up, down),
             limit=layer.swiglu_limit,
             shared_limit=layer.shared_swiglu_limit,
             hidden=self.config.hidden,
-            low_precision=self.low_precision,
         )
 
     def _hash_table(self, name: str) -> NDArray[np.int64]:
@@ -193,5 +174,4 @@ class Description:
             streams=c.streams,
             hidden=c.hidden,
             eps=c.rms_eps,
-            low_precision=self.low_precision,
         )

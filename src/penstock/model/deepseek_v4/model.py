@@ -116,7 +116,9 @@ class DeepSeekV4(Architecture):
         if streams is None:
             assert self.embedding is not None
             streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
-        self.announce(step.tokens)  # after the embedding, whose few pages would wait behind all that is then read
+        self.announce(
+            step.tokens
+        )  # after the embedding, whose few pages would wait behind all that is then read
         for layer in self.layers:
             self.dense.enter(layer.block)
             layer.forward(streams, batch)
@@ -156,12 +158,8 @@ class DeepSeekV4(Architecture):
         return StateLayout(series, context, max_rewind, kv_dtype, config.vocab_size)
 
     @staticmethod
-    def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int, low_precision: bool) -> int:
-        return backend.deepseek_v4().step_bytes(backend, checkpoint, rows, low_precision)
-
-    @staticmethod
-    def expert_rounding(low_precision: bool) -> int:
-        return v4.LINEAR_GROUP if low_precision else 0
+    def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int) -> int:
+        return backend.deepseek_v4().step_bytes(backend, checkpoint, rows)
 
     @classmethod
     def build(
@@ -173,10 +171,9 @@ class DeepSeekV4(Architecture):
         dense: DenseWeights,
         *,
         layers: range | None = None,
-        low_precision: bool = False,
         prefetch: bool = False,
     ) -> Self:
-        description = Description(checkpoint, backend, dense, low_precision)
+        description = Description(checkpoint, backend, dense)
         ops = backend.deepseek_v4()(backend, pool)
         layers = range(checkpoint.config.layer_count) if layers is None else layers
         return cls(description, ops, pool.layout, experts, layers, prefetch)

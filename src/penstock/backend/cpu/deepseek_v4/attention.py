@@ -1,7 +1,7 @@
 """An attention sublayer of DeepSeek-V4."""
 
 from ctypes import addressof, c_void_p
-from typing import Any, Final
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -14,8 +14,6 @@ from penstock.backend.cpu.weights import CpuWeight
 from penstock.backend.state import DTYPES
 from penstock.native import structs
 from penstock.native.library import native
-
-INDEX_ROWS_ROUNDED: Final = 2  # low_precision of a compressor whose rows are the indexer's
 
 
 class CpuAttention(v4.Attention):
@@ -37,7 +35,8 @@ class CpuAttention(v4.Attention):
         half = len(spec.frequencies)
 
         # Everything that reads the layer's input is one product: q_a, kv, then the compressors' and the indexer's.
-        weights = [weight_of(spec.q_a), weight_of(spec.kv)]
+        self.q_a, self.kv, self.out_b = weight_of(spec.q_a), weight_of(spec.kv), weight_of(spec.out_b)
+        weights = [self.q_a, self.kv]
         for each in (compressor, indexer.compressor if indexer else None):
             if each is not None:
                 weights += [weight_of(each.values), weight_of(each.scores)]
@@ -50,29 +49,30 @@ class CpuAttention(v4.Attention):
         inputs = self._projections(weights)
         q_norm, kv_norm, sinks = vector(spec.q_norm), vector(spec.kv_norm), vector(spec.sinks)
         q_b, index_q_b = weight_of(spec.q_b), weight_of(indexer.q_b) if indexer else None
-        queries = Described(
+        self.queries = Described(
             structs.Queries(
                 *(q_b.address, index_q_b.address if index_q_b else None, q_norm.address),
                 *(columns[0], len(spec.q_norm), spec.heads, spec.dim),
                 *((indexer.heads, indexer.dim) if indexer else (0, 0)),
-                *(half, spec.low_precision, spec.eps),
+                half,
+                eps=spec.eps,
             ),
             *(q_b, index_q_b, q_norm),
         )
-        keys = self._keys(columns[1], kv_norm, half)
-        compressors: list[Described | None] = [None, None]
+        self.keys = self._keys(columns[1], kv_norm, half)
+        self.compressor = self.index_compressor = None
         if compressor is not None:
-            compressors[0] = self._compressor(compressor, columns[2:4], half, int(spec.low_precision))
+            self.compressor = self._compressor(compressor, columns[2:4], half)
         if indexer is not None:
-            rounded = INDEX_ROWS_ROUNDED * spec.low_precision
-            compressors[1] = self._compressor(indexer.compressor, columns[4:6], half, rounded)
+            self.index_compressor = self._compressor(indexer.compressor, columns[4:6], half)
         ratio = compressor.ratio if compressor is not None else 1
         attention = Described(
             structs.Attention(sinks.address, spec.heads, spec.dim, spec.window, ratio, half), sinks
         )
-        out_a, out_b = weight_of(spec.out_a), weight_of(spec.out_b)
-        output = Described(structs.Output(out_a.address, out_b.address, spec.groups), out_a, out_b)
-        steps = (inputs, queries, keys, *compressors, attention, output)
+        out_a = weight_of(spec.out_a)
+        output = Described(structs.Output(out_a.address, self.out_b.address, spec.groups), out_a, self.out_b)
+        compressors = (self.compressor, self.index_compressor)
+        steps = (inputs, self.queries, self.keys, *compressors, attention, output)
         self._described = Described(
             structs.AttentionLayer(
                 *(None if step is None else step.address for step in steps),
@@ -80,9 +80,9 @@ class CpuAttention(v4.Attention):
             ),
             *steps,
         )
-        self._hidden = (out_b.info.shape[0],)
+        self._hidden = (self.out_b.info.shape[0],)
         # What fills the window alone, for a draft block.
-        self._kv_alone, self._keys_alone = self._projections([weights[1]]), self._keys(0, kv_norm, half)
+        self.kv_alone, self.keys_alone = self._projections([self.kv]), self._keys(0, kv_norm, half)
         self._capacity = pool.capacities[state.window]
 
     def _check(self, weights: list[CpuWeight], half: int) -> None:
@@ -121,10 +121,10 @@ class CpuAttention(v4.Attention):
 
     def _keys(self, column: int, norm: Buffer, half: int) -> Described:
         spec = self.spec
-        described = structs.Keys(norm.address, column, spec.dim, half, spec.low_precision, spec.eps)
+        described = structs.Keys(norm.address, column, spec.dim, half, eps=spec.eps)
         return Described(described, norm)
 
-    def _compressor(self, spec: v4.CompressorSpec, columns: list[int], half: int, rounded: int) -> Described:
+    def _compressor(self, spec: v4.CompressorSpec, columns: list[int], half: int) -> Described:
         ape, norm, frequencies = vector(spec.ape), vector(spec.norm), vector(spec.frequencies)
         (ratio, width), dim = spec.ape.shape, len(spec.norm)
         expect(
@@ -133,7 +133,8 @@ class CpuAttention(v4.Attention):
         )
         described = structs.Compressor(
             *(ape.address, norm.address, frequencies.address, *columns),
-            *(width, dim, half, ratio, rounded, self.spec.eps),
+            *(width, dim, half, ratio),
+            eps=self.spec.eps,
         )
         return Described(described, ape, norm, frequencies)
 
@@ -179,11 +180,11 @@ class CpuAttention(v4.Attention):
         cos, sin = batch.rotations[id(self.spec.frequencies)]
         dim, half = self.spec.dim, len(self.spec.frequencies)
         projected = self._workspace.take("draft keys", batch.rows, (dim,))
-        native().ps_project(self._kv_alone.address, x.address, batch.rows, projected.address, self._threads)
+        native().ps_project(self.kv_alone.address, x.address, batch.rows, projected.address, self._threads)
         for sequence in batch.sequences:
             own, start = sequence.states.described[self.block], sequence.start
             native().ps_keys_run(
-                *(self._keys_alone.address, projected.address + 4 * start * dim, dim),
+                *(self.keys_alone.address, projected.address + 4 * start * dim, dim),
                 *(cos.address + 4 * start * half, sin.address + 4 * start * half, sequence.count),
                 *(int(own["window"]), int(own["fresh"]) or None),
                 *(sequence.position, self._threads),

@@ -13,10 +13,10 @@ from penstock.backend.cpu.weights import CpuWeight
 class Described:
     """A structure for the native code at `address`, and what must live as long as it does."""
 
-    __slots__ = ("address", "kept")
+    __slots__ = ("address", "kept", "structure")
 
     def __init__(self, structure: Structure, *kept: object):
-        self.address, self.kept = addressof(structure), (structure, *kept)
+        self.address, self.structure, self.kept = addressof(structure), structure, kept
 
 
 def vector(values: NDArray[np.float32]) -> Buffer:

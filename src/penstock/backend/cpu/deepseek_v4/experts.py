@@ -20,6 +20,7 @@ class CpuExperts(v4.Experts):
         assert isinstance(spec.shared, CpuExpert)
         self._shared: CpuExpert = spec.shared
         self._spec, self._workspace, self._threads = spec, workspace, threads
+        self.weighted_terms = False  # whether terms come with their routing weight
 
     def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
         if len(x.array) <= FEW and not lease.resident:
@@ -54,8 +55,7 @@ class CpuExperts(v4.Experts):
             if now is not None:
                 shared = None
         out = self._workspace.take("experts", rows, (spec.hidden,))
-        # Where the model's own code rounds what enters `down`, the routing weight is in the terms already.
-        scales = None if spec.low_precision else weights.address
+        scales = None if self.weighted_terms else weights.address
         native().ps_expert_sum(
             *(ids.address, scales, rows, slots, True, terms.address, spec.hidden, out.address, self._threads)
         )

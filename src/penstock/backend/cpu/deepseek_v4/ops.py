@@ -15,6 +15,7 @@ from penstock.backend.cpu.deepseek_v4.batch import Batch, Sequence, SequenceStat
 from penstock.backend.cpu.deepseek_v4.described import Described, expect, vector, weight_of
 from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
 from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
+from penstock.backend.cpu.low_precision import round_attention, round_experts, round_join
 from penstock.backend.cpu.memory import Buffer, Workspace
 from penstock.backend.cpu.states import CpuStates, Slot
 from penstock.backend.state import StatePool, Step
@@ -175,6 +176,7 @@ class CpuJoin(v4.Join):
         self._spec, self._workspace, self._threads = spec, workspace, threads
         self._projections = [weight_of(projection) for projection in spec.projections]
         self._norms = vector(spec.embedding_norm), vector(spec.stream_norm)
+        self.round_group = 0  # channels that share a scale where inputs are rounded; 0: they are not
 
     def run(self, streams: Buffer, embedded: Buffer) -> Buffer:
         n, hidden = self._spec.streams, self._spec.hidden
@@ -199,8 +201,8 @@ class CpuJoin(v4.Join):
         native().ps_rms_norm(
             *(x.address, norm.address, rows, self._spec.hidden, self._spec.eps, out.address, self._threads)
         )
-        if self._spec.low_precision:
-            native().ps_round_fp8(out.address, rows, self._spec.hidden, v4.LINEAR_GROUP, self._threads)
+        if self.round_group:
+            native().ps_round_fp8(out.address, rows, self._spec.hidden, self.round_group, self._threads)
         return out
 
     def _product(self, number: int, x: Buffer, out: Buffer) -> None:
@@ -216,14 +218,15 @@ class CpuOps(v4.Ops):
         assert isinstance(backend, CpuBackend)
         assert isinstance(pool, CpuStates)
         self._pool, self._threads, self._workspace = pool, backend.threads, Workspace()
+        self._low_precision = backend.low_precision
         self._blocks: list[CpuAttention] = []
         self._states: WeakKeyDictionary[Slot, SequenceStates] = WeakKeyDictionary()
         self._frequencies: dict[int, Buffer] = {}  # by identity
 
     @staticmethod
-    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int, low_precision: bool) -> int:
+    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int) -> int:
         assert isinstance(backend, CpuBackend)
-        return step_bytes(checkpoint, rows, backend.threads, low_precision)
+        return step_bytes(checkpoint, rows, backend.threads)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -267,6 +270,8 @@ class CpuOps(v4.Ops):
         self._frequencies.setdefault(id(spec.frequencies), vector(spec.frequencies))
         number = len(self._blocks)
         block = CpuAttention(spec, state, number, self._pool, self._workspace, self._threads)
+        if self._low_precision:
+            round_attention(block)
         self._blocks.append(block)
         return block
 
@@ -280,13 +285,19 @@ class CpuOps(v4.Ops):
         return CpuRouter(spec, self._workspace, self._threads)
 
     def experts(self, spec: v4.ExpertsSpec) -> CpuExperts:
-        return CpuExperts(spec, self._workspace, self._threads)
+        experts = CpuExperts(spec, self._workspace, self._threads)
+        if self._low_precision:
+            round_experts(experts)
+        return experts
 
     def head(self, spec: v4.HeadSpec) -> CpuHead:
         return CpuHead(spec, self._workspace, self._threads)
 
     def join(self, spec: v4.JoinSpec) -> CpuJoin:
-        return CpuJoin(spec, self._workspace, self._threads)
+        join = CpuJoin(spec, self._workspace, self._threads)
+        if self._low_precision:
+            round_join(join)
+        return join
 
     # ── a draft block's streams ───────────────────────────────────────────────────────────────────────────
 

@@ -9,9 +9,9 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
 
 
-def step_bytes(checkpoint: Checkpoint, rows: int, threads: int, low_precision: bool) -> int:
+def step_bytes(checkpoint: Checkpoint, rows: int, threads: int) -> int:
     """What ops return, which lies in the workspace, and what kernels take while they run."""
-    return rows * _row_bytes(checkpoint) + _native_bytes(checkpoint, rows, threads, low_precision)
+    return rows * _row_bytes(checkpoint) + _native_bytes(checkpoint, rows, threads)
 
 
 def _row_bytes(checkpoint: Checkpoint) -> int:
@@ -30,7 +30,7 @@ def _row_bytes(checkpoint: Checkpoint) -> int:
     return 4 * floats
 
 
-def _native_bytes(checkpoint: Checkpoint, rows: int, threads: int, low_precision: bool) -> int:
+def _native_bytes(checkpoint: Checkpoint, rows: int, threads: int) -> int:
     c = checkpoint.config
     bits = 0
     for kind in {info.kind for info in checkpoint.index.values()}:
@@ -55,7 +55,7 @@ def _native_bytes(checkpoint: Checkpoint, rows: int, threads: int, low_precision
         shared_width=max(shared),
         ratio=max(layer.ratio for layer in c.layers),
         inputs=bits,
-        low_precision=low_precision,
+        low_precision=True,  # a little more, so that it need not be known here
     )
     return int(native().ps_step_bytes(addressof(sizes), rows, threads))
 
