@@ -116,9 +116,8 @@ class DeepSeekV4(Architecture):
         if streams is None:
             assert self.embedding is not None
             streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
-        self.announce(
-            step.tokens
-        )  # after the embedding, whose few pages would wait behind all that is then read
+        # After the embedding, whose few pages would wait behind all that is read from here on.
+        self.announce(step.tokens)
         for layer in self.layers:
             self.dense.enter(layer.block)
             layer.forward(streams, batch)
