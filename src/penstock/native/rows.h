@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-enum Kind : i64 { F32 = 0, F16 = 1, BF16 = 2 };  // as in penstock.kernels.cpu.attention
+enum Kind : i64 { F32 = 0, F16 = 1, BF16 = 2 };  // as in penstock.backend.cpu.deepseek_v4.batch
 
 struct Rows {
     const void* data;
