@@ -32,9 +32,11 @@ def make_engine_plan(
     """What goes where, and how long the context may be (context: how long it must be)."""
     memory = memory or read_memory()
     described = architecture(checkpoint.config)
+    staged = state_layout(checkpoint, options, 1).live_bytes(0)
 
     def work(rows: int) -> int:
-        return described.step_bytes(checkpoint, backend, rows)
+        """Of a step, with what it stages for a sequence until it is committed: as much as its rings hold."""
+        return described.step_bytes(checkpoint, backend, rows) + staged
 
     def needs(length: int) -> Needs:
         layout = state_layout(checkpoint, options, length)

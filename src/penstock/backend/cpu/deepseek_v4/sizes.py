@@ -2,6 +2,7 @@
 
 from ctypes import addressof
 
+from penstock.backend.cpu.deepseek_v4.experts import FEW
 from penstock.backend.cpu.weights import DECODED, KINDS
 from penstock.native.library import native
 from penstock.native.structs import StepSizes
@@ -11,7 +12,9 @@ from penstock.weights.config import ModelConfig
 
 def step_bytes(checkpoint: Checkpoint, rows: int, threads: int) -> int:
     """What ops return, which lies in the workspace, and what kernels take while they run."""
-    return rows * _row_bytes(checkpoint) + _native_bytes(checkpoint, rows, threads)
+    config = checkpoint.config
+    terms = 4 * min(rows, FEW) * (config.experts_used + 1) * config.hidden
+    return rows * _row_bytes(checkpoint) + terms + _native_bytes(checkpoint, rows, threads)
 
 
 def _row_bytes(checkpoint: Checkpoint) -> int:
@@ -19,7 +22,9 @@ def _row_bytes(checkpoint: Checkpoint) -> int:
     c = checkpoint.config
     n, hidden = c.streams, c.hidden
     floats = n * hidden + (2 + n) * n  # streams, mix
-    floats += 4 * hidden  # embedded, the input of a sublayer, the outputs of attention and of experts
+    floats += (
+        5 * hidden
+    )  # embedded, inputs of a sublayer and of the head, outputs of attention and of experts
     floats += 4 * c.experts_used  # ids and weights, also guessed ones
     floats += 4 * (c.rope_dim // 2)  # rotations
     floats += c.head_dim  # new key/value rows
