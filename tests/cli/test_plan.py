@@ -59,7 +59,7 @@ def test_the_disk_is_measured_where_it_can_be(model: Path, monkeypatch: pytest.M
 
 def test_a_trace_tells_better(model: Path, tmp_path: Path) -> None:
     plan = Engine(model, context=256).plan
-    memory = plan.smallest + plan.experts_total // 2  # not all of them fit
+    memory = plan.smallest + plan.dense + plan.experts_total // 2  # not all experts fit
     options = ("-m", model, "--memory", memory, "--ctx", 256, "--streaming", "direct", "--json")
     with Engine(model, memory=memory, streaming="direct", context=256, trace=tmp_path / "t") as engine:
         session = engine.session()
