@@ -1,6 +1,5 @@
 """On DeepSeek's own vocabulary both routes give exactly the ids that the `tokenizers` library gives."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,12 +117,6 @@ def test_numpy_metadata_is_read_too(real_metadata: dict[str, Any], from_gguf: To
     rebuilt = tokenizer_from_gguf(metadata)
     assert rebuilt.eos_ids == (1, 128805, 2)
     assert rebuilt.kinds == from_gguf.kinds
-
-
-def test_loading_is_quick(real_metadata: dict[str, Any]) -> None:
-    began = time.process_time()
-    tokenizer_from_gguf(real_metadata)
-    assert time.process_time() - began < 1.5
 
 
 @pytest.mark.slow
