@@ -1,5 +1,6 @@
 """Ops that keep no state: right, and each row by itself to the bit, whatever the threads."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from tests.spec.router import route
 Results = tuple[Tensor, ...]
 
 
-class Case:
+class Case(ABC):
     """One op with its weights.  `run` gives its results for some of the rows of made-up inputs, `expected` what they
     should be for all of them."""
 
@@ -44,7 +45,8 @@ class Case:
         self.weights, self.s = weights, s
         self.prepare()
 
-    def prepare(self) -> None: ...
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        ...
 
     def fill(self, rows: int, seed: int = 0) -> None:
         s = self.s
@@ -52,11 +54,11 @@ class Case:
         self.x = random(rows, s.hidden, seed=seed + 1)
         self.tokens = torch.arange(rows) % 50
 
-    def run(self, device: Device, part: slice) -> Results:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, device: Device, part: slice) -> Results: ...
 
-    def expected(self) -> Results:
-        raise NotImplementedError
+    @abstractmethod
+    def expected(self) -> Results: ...
 
 
 class Hyper(Case):

@@ -16,9 +16,8 @@ from penstock.weights.tensor import TensorInfo
 if TYPE_CHECKING:
     from penstock.backend.cpu.deepseek_v4.ops import CpuOps
 
-PROGRAM: Final = (
-    96 << 20
-)  # interpreter, libraries and the server: 45 MiB for an engine alone, 82 with the server
+# Interpreter and libraries: 45 MiB for an engine alone (`python -m benchmarks.start`), about twice that in a server.
+PROGRAM: Final = 96 << 20
 
 
 class CpuBackend(Backend):

@@ -5,6 +5,7 @@ search, do not exist here and are left out of the offer.  The model reasons only
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -385,7 +386,7 @@ class Answer(NamedEvents):
         return event
 
 
-class _Block:
+class _Block(ABC):
     """An item that is a text, while it grows."""
 
     prefix: ClassVar[str]
@@ -397,11 +398,11 @@ class _Block:
         self.id = new_id(self.prefix)
         self.texts: list[str] = []
 
-    def part(self) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def part(self) -> Json: ...
 
-    def item(self, status: str) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def item(self, status: str) -> Json: ...
 
 
 class _Reasoning(_Block):
