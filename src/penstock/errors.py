@@ -18,6 +18,10 @@ class ContextLengthError(PenstockError):
     """More tokens than the context holds."""
 
 
+class HubError(PenstockError):
+    """A model that cannot be had from Hugging Face, or that is not here under the name it was asked for."""
+
+
 class TokenError(PenstockError, ValueError):
     """A token id outside the vocabulary, or text that the model has no tokenizer for."""
 

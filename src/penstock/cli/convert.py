@@ -18,12 +18,15 @@ from rich.table import Table
 
 from penstock.cli import options
 from penstock.cli.inspect import size
+from penstock.hub.find import find_model
 from penstock.weights.convert import ConvertReport, FileReport, convert
 from penstock.weights.mixes import MIXES
 
 
 def convert_command(
-    source: Annotated[Path, typer.Argument(help="Checkpoint folder: config.json and safetensors.")],
+    source: Annotated[
+        Path, typer.Argument(help="Checkpoint folder: config.json and safetensors; or hf:REPO.")
+    ],
     destination: Annotated[Path, typer.Argument(help="GGUF file to write.")],
     mix: Annotated[str, typer.Option(help=f"Types of the weights: {', '.join(MIXES)}.")],
     mtp: Annotated[Path | None, typer.Option(help="Write the draft (MTP) block to this GGUF file.")] = None,
@@ -37,7 +40,7 @@ def convert_command(
 
     Example: penstock convert DeepSeek-V4-Flash flash.gguf --mix mxfp4
     """
-    report = _with_bar(source, destination, mix, mtp, mtp_inside, force)
+    report = _with_bar(find_model(source), destination, mix, mtp, mtp_inside, force)
     if json_output:
         print(json.dumps(report.as_dict()))
         return

@@ -23,6 +23,7 @@ from rich.text import Text
 from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.errors import OptionError, PenstockError
+from penstock.hub.find import find_model
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
@@ -68,7 +69,10 @@ def judge(name: str, found: str, /, problem: str = "", warning: str = "", **fact
 
 def doctor_command(
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="Also look at this model and the disk it lies on.")
+        Path | None,
+        typer.Option(
+            "--model", "-m", help=f"Also look at this model and the disk it lies on.  {options.MODEL_HELP}"
+        ),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the disk again, even if its speed is known.")
@@ -79,7 +83,7 @@ def doctor_command(
 
     Example: penstock doctor -m model.gguf
     """
-    summary = None if model is None else summarise(open_checkpoint(model))
+    summary = None if model is None else summarise(open_checkpoint(find_model(model, download=False)))
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
         checks = list(examine(summary, measure))
     healthy = all(check.status is not Status.PROBLEM for check in checks)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from penstock.cli import options
+from penstock.hub.find import find_model
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
@@ -18,7 +19,7 @@ from penstock.weights.summary import roles, summarise, verify
 def inspect_command(
     model: Annotated[
         Path | None,
-        typer.Argument(help="GGUF file, first split, or checkpoint folder.  [default: pocket model]"),
+        typer.Argument(help=f"{options.MODEL_HELP}  [default: pocket model]"),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     check: Annotated[
@@ -28,7 +29,7 @@ def inspect_command(
     json_output: options.Json = False,
 ) -> None:
     """Show configuration, tensors, bytes by kind and type, and what can be streamed."""
-    opened = open_checkpoint(model or options.default_model(), mtp)
+    opened = open_checkpoint(find_model(model or options.default_model(), download=False), mtp)
     if check:
         _verify(opened)
     summary = summarise(opened)

@@ -14,6 +14,8 @@ from penstock.errors import PenstockError
 # What each command does, as its own help begins.  Its module has its name and is imported when it runs.
 COMMANDS: Final = {
     "run": "Generate text from a prompt.",
+    "pull": "Download a model from Hugging Face; without a name, show which there are and how they would run here.",
+    "models": "Show the models that are here, and how they would run here.",
     "chat": "Talk with a model.",
     "serve": "Answer requests over HTTP.",
     "launch": "Show, write or use the settings with which a client works with this server.",

@@ -12,11 +12,11 @@ import typer
 from penstock.option import Option, options_of
 from penstock.pocket import pocket_path
 
+MODEL_HELP = (
+    "GGUF file, first split, checkpoint folder, hf:REPO[:FILE], or a name that `penstock models` lists."
+)
 Model = Annotated[
-    Path | None,
-    typer.Option(
-        "--model", "-m", help="GGUF file, first split, or checkpoint folder; without it, the pocket model."
-    ),
+    Path | None, typer.Option("--model", "-m", help=MODEL_HELP, show_default="the pocket model")
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Show what was read, hit and waited for.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from penstock.cli import options
 from penstock.cli.inspect import size
+from penstock.hub.find import find_model
 from penstock.storage.pack import pack_path
 from penstock.storage.pack_speed import Speeds, measure, reads_per_expert
 from penstock.storage.pack_writer import check_destination, experts_bytes, write_pack
@@ -40,7 +41,7 @@ def pack_command(
 
     Example: penstock pack -m model.gguf --measure
     """
-    checkpoint = open_checkpoint(model or options.default_model())
+    checkpoint = open_checkpoint(find_model(model or options.default_model()))
     source = ExpertSource(checkpoint)
     destination = output or pack_path(checkpoint.path)
     if not measure_only:

@@ -13,6 +13,7 @@ from penstock.backend import open_backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.cli import options
 from penstock.cli.inspect import size
+from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import OptionError
@@ -22,7 +23,6 @@ from penstock.storage.plan import SLACK, Plan
 from penstock.storage.policies import POLICIES
 from penstock.storage.replay import replay
 from penstock.storage.trace import read_trace
-from penstock.weights.opening import open_checkpoint
 
 
 @options.with_flags
@@ -42,8 +42,7 @@ def plan_command(
 
     Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
     """
-    path = model or options.default_model()
-    checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
+    checkpoint = open_model(model or options.default_model(), chosen, download=False)
     backend = open_backend(chosen.device, chosen.thread_count)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     speeds: dict[str, Any] = {

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.backend import open_backend
 from penstock.backend.state import Step as ModelStep
+from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan, state_layout
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
@@ -28,13 +29,13 @@ from penstock.storage.storage import Storage
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
-from penstock.weights.opening import open_checkpoint
 
 Logits = NDArray[np.float32]
 
 
 class Engine:
-    """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, or a checkpoint folder.
+    """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, a checkpoint folder,
+    `hf:REPO[:FILE]` on Hugging Face, which is downloaded if it is not here, or the name of a model that is here.
 
     The other keyword arguments are the fields of :class:`EngineOptions`.  Methods may be called from several threads;
     steps run one after another.
@@ -50,7 +51,7 @@ class Engine:
         **options: Any,
     ):
         self.options = chosen = EngineOptions.make(**options)
-        self.checkpoint: Checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
+        self.checkpoint: Checkpoint = open_model(path, chosen)
         self.config: ModelConfig = self.checkpoint.config
         if chosen.context is not None and chosen.context > self.config.context_length:
             raise OptionError(

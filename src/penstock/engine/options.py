@@ -89,7 +89,11 @@ class EngineOptions:
         **ENGINE,
     )
     mtp: Path | None = option(
-        None, file(), "A GGUF file with the draft block.", unset="the model's own, if it has one", **ENGINE
+        None,
+        file(),
+        "A GGUF file with the draft block.",
+        unset="the model's own, or the file beside it",
+        **ENGINE,
     )
     memory: str | int | None = option(
         None,

@@ -73,6 +73,16 @@ def write_gguf(
         raise
 
 
+def write_outline(path: Path, metadata: Mapping[str, Any], tensors: Iterable[PlannedTensor]) -> None:
+    """Writes only the header, before a hole in place of the tensors: the size of a model, and nothing on the disk."""
+    planned = list(tensors)
+    header = _header(metadata, planned)
+    data = sum(-(-tensor.nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT for tensor in planned)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + data)
+
+
 def _write_tensor(sink: DirectFile, tensor: PlannedTensor, progress: Callable[[int], None]) -> None:
     written = 0
     for chunk in tensor.chunks():
