@@ -55,8 +55,9 @@ test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++
 	cmake --build $(ARM) --target native_selfcheck
 	qemu-aarch64 -cpu max $(ARM)/native_selfcheck
 
-docs: $(VENV)/.installed  ## the page of options, from their declarations
+docs: $(VENV)/.installed  ## the page of options and the table of models, from their declarations
 	$(BIN)/python -m benchmarks.options_page > docs/options.md
+	$(BIN)/python -m benchmarks.models_page docs/models.md
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

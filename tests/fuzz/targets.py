@@ -10,6 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 from penstock.engine.engine import Engine
+from penstock.hub.choices import choices, choose, draft_for
+from penstock.hub.listing import parse_listing
 from penstock.tokenizer import tokenizer_from_gguf
 from penstock.weights.config_json import config_from_json
 from penstock.weights.gguf_reader import read_gguf
@@ -71,6 +73,15 @@ def make_targets(folder: Path) -> list[Target]:
         values = parse_json(data, "fuzz")
         config_from_json(values if isinstance(values, dict) else {}, "fuzz")
 
+    def listing(data: bytes) -> None:
+        """What a hub says, up to the paths that files would get."""
+        root = Path("/cache/snapshots/commit")
+        for choice in (found := choices(parse_listing(data, "fuzz/model").files)):
+            draft_for(choice, found)
+            for file in choice.files:
+                assert (root / file.path).resolve().is_relative_to(root)
+        choose(found, "q4", "fuzz/model", {})
+
     def unsealed(data: bytes) -> None:
         """A snapshot whose checksum somebody made fit: everything behind it must hold as well."""
         with patch("penstock.kv.snapshot._check_sum"):
@@ -84,7 +95,8 @@ def make_targets(folder: Path) -> list[Target]:
             "snapshot", [snapshot_head], lambda data: _ignore(engine.load_session(saved.write(data))), 0.03
         ),
         Target("unsealed", [snapshot_head], unsealed, 0.05),
-        Target("config.json", [json.dumps(OFFICIAL).encode()], config, 0.13),
+        Target("hub", [_listing()], listing, 0.04),
+        Target("config.json", [json.dumps(OFFICIAL).encode()], config, 0.09),
         Target(
             "tokenizer", [json.dumps(tokenizer_keys, default=lambda v: v.tolist()).encode()], tokenizer, 0.01
         ),
@@ -110,6 +122,16 @@ def _small_gguf(folder: Path) -> bytes:
     path = folder / "small.gguf"
     write_gguf(path, METADATA, tensors)
     return path.read_bytes()
+
+
+def _listing() -> bytes:
+    large = {"lfs": {"sha256": "0" * 64, "size": 1 << 36, "pointerSize": 134}}
+    paths = ("a/M-Q4_K_M-00001-of-00002.gguf", "a/M-Q4_K_M-00002-of-00002.gguf", "M-Q8_0.gguf", "M-MTP.gguf")
+    files: list[dict[str, Any]] = [
+        {"rfilename": path, "size": 1 << 36, "blobId": "1" * 40, **large} for path in paths
+    ]
+    files.append({"rfilename": "config.json", "size": 700, "blobId": "2" * 40})
+    return json.dumps({"sha": "3" * 40, "siblings": files}).encode()
 
 
 def _header() -> bytes:

@@ -11,6 +11,7 @@ COUNTS = {
     "safetensors": 8000,
     "snapshot": 300,
     "unsealed": 600,
+    "hub": 4000,
     "config.json": 4000,
     "tokenizer": 150,
 }

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Repo:
-    """gated: only a token opens it; hidden: nobody may know that it is there."""
+    """gated: all see what is in it, and only a token opens the files; hidden: nobody may know that it is there."""
 
     files: dict[str, bytes]
     gated: bool = False
@@ -132,7 +132,7 @@ class Hub:
         token = request.headers.get("Authorization")
         self._note("hub", request, path, 0, 0)
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path):
-            if (repo := self._open(request, found[1], token)) is not None:
+            if (repo := self._open(request, found[1], token, gate=False)) is not None:
                 self._send(request, 200, self.listing or self._listing(found[1], repo), {})
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             repo = self._open(request, found[1], token)
@@ -141,12 +141,14 @@ class Hub:
         else:
             self._send(request, 404, b"", {})
 
-    def _open(self, request: BaseHTTPRequestHandler, name: str, token: str | None) -> Repo | None:
+    def _open(
+        self, request: BaseHTTPRequestHandler, name: str, token: str | None, gate: bool = True
+    ) -> Repo | None:
         repo = self.repos.get(name)
         if repo is None or (repo.hidden and token is None):
             self._send(request, 404 if token else 401, b"", {"X-Error-Code": "RepoNotFound"})
             return None
-        if repo.gated and token is None:
+        if repo.gated and gate and token is None:
             self._send(request, 401, b"", {"X-Error-Code": "GatedRepo"})
             return None
         return repo

@@ -259,12 +259,12 @@ def test_refusals_say_what_to_do(served: Hub, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         HubError, match=r"a/gated: access has to be asked for at http.*/a/gated; then HF_TOKEN"
     ):
-        wanted("a/gated")
+        pull.pull(wanted("a/gated"))
     for name in ("a/hidden", "no/such"):
         with pytest.raises(HubError, match=rf"{name}: no such public repository.*HF_TOKEN"):
             wanted(name)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert wanted("a/gated").model.path == wanted("a/hidden").model.path == FILE
+    assert pull.pull(wanted("a/gated")).read_bytes() == pull.pull(wanted("a/hidden")).read_bytes() == DATA
     with pytest.raises(HubError, match="no/such: no such public repository"):
         wanted("no/such")
 
