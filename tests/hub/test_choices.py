@@ -14,7 +14,10 @@ APRIL = "DeepSeek-V4-Flash-IQ2XXS-w2Q2K-AProjQ8-SExpQ8-OutQ8-chat-v2-imatrix.ggu
 
 
 def of(*paths: str) -> list[Choice[LocalFile]]:
-    return choices([LocalFile(path, 1000 + number) for number, path in enumerate(paths)])
+    """Files with draft blocks are small ones."""
+    return choices(
+        [LocalFile(path, number + (10 if "MTP" in path else 1000)) for number, path in enumerate(paths)]
+    )
 
 
 def chosen(wanted: str, *paths: str) -> str:
@@ -99,6 +102,13 @@ def test_a_draft_block_goes_with_models_of_its_release() -> None:
     drafts = {choice.path: draft_for(choice, found) for choice in found if not choice.is_draft}
     assert {path: draft.path for path, draft in drafts.items() if draft is not None} == {APRIL: MTP}
     assert draft_for(of(APRIL)[0], of(APRIL, MTP, f"x-{MTP}")) is None  # which of them?
+
+
+def test_a_model_with_its_draft_block_inside_is_a_model() -> None:
+    sizes = {"M-Q4_K_M.gguf": 1000, "M-MTP-Q4_K_M.gguf": 1100, "M-MTP-F32.gguf": 100}
+    found = {choice.path: choice.is_draft for choice in choices([LocalFile(*item) for item in sizes.items()])}
+    assert found == {"M-Q4_K_M.gguf": False, "M-MTP-Q4_K_M.gguf": False, "M-MTP-F32.gguf": True}
+    assert not of("M-MTP-Q4_K_M.gguf")[0].is_draft
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from penstock.hub.find import find_model
 from penstock.hub.library import draft_beside, find_local, local_models
 from penstock.hub.pull import look_up
 from penstock.hub.reference import parse_reference
-from penstock.hub.remove import blobs_of, remove
+from penstock.hub.remove import bytes_of, remove
 from penstock.pocket import pocket_path
 from penstock.weights.convert import convert
 from tests.hub.server import Hub, Repo
@@ -175,15 +175,33 @@ def test_bytes_that_another_file_links_to_stay(hub: Hub, places: Path) -> None:
     assert len(list((folder / "snapshots").iterdir())) == 2
     model = find_local("q4")
     assert model is not None
-    assert blobs_of(model.files) == 2000
+    assert bytes_of(model.files) == 2000
     remove(model.files)
-    assert blobs_of([folder / "blobs"]) == 5000  # the older snapshot still has it
+    assert bytes_of([folder / "blobs"]) == 5000  # the older snapshot still has it
     older = find_local("q4")
     assert older is not None
     remove(older.files)
-    assert blobs_of([folder / "blobs"]) == 3000
+    assert bytes_of([folder / "blobs"]) == 3000
     assert names() == ["pocket", "a/b:Q8_0"]
+    begun = folder / "blobs" / "0.incomplete"
+    begun.write_bytes(b"the beginning of something else")
     last = find_local("q8")
     assert last is not None
     remove(last.files)
+    assert list((folder / "blobs").iterdir()) == [begun]
+    begun.unlink()
+    fetch("a/b:Q8_0")
+    remove([fetch("a/b:Q8_0")])
     assert not folder.exists()
+
+
+def test_a_store_that_blobs_link_to_is_left_alone(hub: Hub, places: Path) -> None:
+    hub.repos["a/b"] = Repo({"m.gguf": b"4" * 2000})
+    path = fetch("a/b")
+    blob, store = path.resolve(), places / "store"
+    blob.rename(store)
+    blob.symlink_to(store)
+    assert find_model("hf:a/b") == path
+    remove([path])
+    assert store.stat().st_size == 2000
+    assert not (places / "models--a--b").exists()

@@ -16,7 +16,7 @@ from penstock.cli.inspect import size
 from penstock.errors import HubError, OptionError, PenstockError
 from penstock.hub.cache import repositories
 from penstock.hub.library import POCKET, LocalModel, find_local, local_models
-from penstock.hub.remove import blobs_of, remove
+from penstock.hub.remove import bytes_of, remove
 from penstock.storage.pack import pack_path
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import summarise
@@ -87,7 +87,7 @@ def _describe(model: LocalModel, machine: Machine) -> dict[str, Any]:
     }
     try:
         summary = summarise(open_checkpoint(model.path))
-        fitness = machine.judge(model.path, model.path.parent)
+        fitness = machine.judge(model.path, max(model.files, key=lambda file: file.stat().st_size))
     except PenstockError as error:
         return row | {"problem": str(error).partition("\n")[0].removeprefix(f"{model.path}: ")}
     kinds = [kind for kind, nbytes in summary["bytes_by_type"].items() if nbytes > summary["bytes"] / 20]
@@ -125,7 +125,7 @@ def rm_command(
         what, files = model.name, [*model.files, *([pack] if pack.exists() else [])]
     else:
         raise HubError(f"{name}: no model here is called so (`penstock models` lists them)")
-    nbytes = blobs_of(files)
+    nbytes = bytes_of(files)
     if not yes:
         if not sys.stdin.isatty():
             raise OptionError(f"{what} has {size(nbytes)}; --yes deletes it without asking")

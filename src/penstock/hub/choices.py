@@ -33,11 +33,12 @@ F = TypeVar("F", bound=Sized)
 class Choice(NamedTuple, Generic[F]):
     """One model of a repository: a GGUF file, all its splits, or the safetensors with what goes with them.
 
-    path: of the first file; empty: the folder is the model.
+    path: of the first file; empty: the folder is the model; is_draft: only the draft block of others.
     """
 
     path: str
     files: tuple[F, ...]
+    is_draft: bool = False
 
     @property
     def size(self) -> int:
@@ -55,10 +56,6 @@ class Choice(NamedTuple, Generic[F]):
         found = _QUANT.findall(_last(self.stem))
         return (found[-1] if found else _last(self.stem)) if self.path else "safetensors"
 
-    @property
-    def is_draft(self) -> bool:
-        return _DRAFT.search(_last(self.path)) is not None
-
 
 def choices(files: Iterable[F]) -> list[Choice[F]]:
     """The models that these files hold, the smallest first.  Splits of which some are missing are no model."""
@@ -71,11 +68,18 @@ def choices(files: Iterable[F]) -> list[Choice[F]]:
         elif "/" not in file.path and file.path.endswith((".safetensors", ".json", ".jinja")):
             folder.append(file)
     found = [_gguf(sorted(parts, key=lambda file: file.path)) for parts in ggufs.values()]
-    whole = [choice for choice in found if choice is not None]
+    whole = _mark_drafts([choice for choice in found if choice is not None])
     names = [file.path for file in folder]
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         whole.append(Choice("", tuple(sorted(folder, key=lambda file: file.path))))
     return sorted(whole, key=lambda choice: (choice.size, choice.path))
+
+
+def _mark_drafts(found: list[Choice[F]]) -> list[Choice[F]]:
+    """A model may have MTP in its name because the block is in it; a block alone is smaller than any model."""
+    named = {choice.path: _DRAFT.search(_last(choice.path)) is not None for choice in found}
+    least = min((choice.size for choice in found if not named[choice.path]), default=0)
+    return [choice._replace(is_draft=named[choice.path] and choice.size < least) for choice in found]
 
 
 def _gguf(parts: list[F]) -> Choice[F] | None:

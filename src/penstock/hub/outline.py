@@ -17,7 +17,9 @@ from penstock.weights.gguf_writer import PlannedTensor, write_outline
 from penstock.weights.layout import Role
 from penstock.weights.synth import plan_synth, stored_type
 
-FIRST: Final = 8 << 20  # bytes of a header to begin with: a published one with its vocabulary has 5.3 MB
+# Bytes of a header to begin with: a published one with its vocabulary has 5.3 MB, others a few hundred KB.
+FIRST: Final = 8 << 20
+OTHERS: Final = 1 << 18
 MOST: Final = 128 << 20
 
 
@@ -33,7 +35,9 @@ def outline_known(known: Known, folder: Path) -> Path | None:
             kind = stored_type(tensor.plan, known.mix_of(int(name.split(".")[1])))
         tensors.append(PlannedTensor(name, kind, tensor.plan.shape, _nothing))
     path = folder / f"{known.name}.gguf"
-    metadata = {"general.architecture": ARCHITECTURE} | config_to_gguf(plan.config)  # no vocabulary: nobody reads
+    metadata = {"general.architecture": ARCHITECTURE} | config_to_gguf(
+        plan.config
+    )  # no vocabulary: nobody reads
     write_outline(path, metadata, tensors)
     return path
 
@@ -43,13 +47,14 @@ def outline_remote(listing: Listing, model: Choice[RemoteFile], folder: Path) ->
     for file in model.files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        _outline_file(Source(listing, file), path)
+        _outline_file(Source(listing, file), path, FIRST if file.path == model.path else OTHERS)
     return folder / model.path
 
 
-def _outline_file(source: Source, path: Path) -> None:
+def _outline_file(source: Source, path: Path, wanted: int) -> None:
     size = source.file.size
-    wanted = size if path.suffix == ".json" else FIRST
+    if path.suffix not in (".gguf", ".safetensors"):
+        wanted = size
     with path.open("wb") as file:
         file.truncate(size)
         while True:

@@ -10,35 +10,42 @@ from penstock.errors import HubError
 from penstock.hub.cache import cache_folder
 
 
-def blobs_of(files: Iterable[Path]) -> int:
-    """Bytes of these files, or of all in these folders; what is linked twice counts once."""
+def bytes_of(paths: Iterable[Path]) -> int:
+    """Of these files, and of all in these folders; what is linked twice counts once."""
     found: dict[Path, int] = {}
-    for path in files:
-        for file in (
-            [path]
-            if not path.is_dir()
-            else [Path(base, name) for base, _, names in os.walk(path) for name in names]
-        ):
+    for path in paths:
+        for file in _files(path) if path.is_dir() else [path]:
             with suppress(OSError):
                 found[file.resolve()] = file.stat().st_size
     return sum(found.values())
 
 
-def remove(files: Iterable[Path]) -> None:
-    """Deletes files, or whole folders of the cache; of files in the cache also bytes that nothing else links to."""
+def remove(paths: Iterable[Path]) -> None:
+    """Deletes files, or whole folders; of files in the cache also bytes that nothing else links to."""
     try:
-        for path in files:
+        for path in paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
                 continue
-            blob = path.resolve()
+            target = _target(path)
             path.unlink()
-            repository = _repository(path)
-            if repository is not None and not _is_linked(repository, blob):
-                blob.unlink(missing_ok=True)
-            _remove_empty(path.parent, repository)
+            if (repository := _repository(path)) is not None:
+                if not any(_target(file) == target for file in _files(repository / "snapshots")):
+                    target.unlink(missing_ok=True)
+                _tidy(path.parent, repository)
     except OSError as error:
         raise HubError(f"{error.filename}: cannot be deleted: {error.strerror}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    return [Path(base, name) for base, _, names in os.walk(folder) for name in names]
+
+
+def _target(path: Path) -> Path:
+    """Where a link leads.  One step: the bytes may themselves be a link to a store that is not ours to clear."""
+    if not path.is_symlink():
+        return path
+    return Path(os.path.normpath(path.parent / os.readlink(path)))
 
 
 def _repository(path: Path) -> Path | None:
@@ -47,22 +54,10 @@ def _repository(path: Path) -> Path | None:
     return root / path.relative_to(root).parts[0] if path.is_relative_to(root) else None
 
 
-def _is_linked(repository: Path, blob: Path) -> bool:
-    return any(
-        Path(base, name).resolve() == blob
-        for base, _, names in os.walk(repository / "snapshots")
-        for name in names
-    )
-
-
-def _remove_empty(folder: Path, repository: Path | None) -> None:
-    """Folders of a snapshot that nothing is left in; the repository's own if that was the last."""
-    while repository is not None and folder != repository.parent and folder.is_dir():
-        left = list(folder.iterdir())
-        if folder == repository and not any((repository / name).exists() for name in ("snapshots",)):
-            shutil.rmtree(folder)
-        elif not left:
-            folder.rmdir()
-        else:
-            return
+def _tidy(folder: Path, repository: Path) -> None:
+    """Takes away the folders that nothing is left in, and the repository's own after its last bytes."""
+    while folder != repository and not any(folder.iterdir()):
+        folder.rmdir()
         folder = folder.parent
+    if not any((repository / "blobs").glob("*")):
+        shutil.rmtree(repository)
