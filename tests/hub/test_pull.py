@@ -209,7 +209,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
     served: Hub, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "free_bytes", lambda _: 900_000)
-    with pytest.raises(HubError, match=rf"^{places}.*: 0\.0 GB are needed, 0\.0 GB are free; HF_HOME"):
+    with pytest.raises(HubError, match=rf"^{places}.*: 1\.0 MB are needed, 0\.9 MB are free; HF_HOME"):
         pull.pull(wanted())
     assert not served.fetched()
     monkeypatch.setattr(pull, "SPARE", 0)

@@ -19,6 +19,7 @@ from penstock.hub.find import download_model
 from penstock.hub.outline import outline_known, outline_remote
 from penstock.hub.pull import Wanted, check_room, existing, free_bytes, look_up
 from penstock.hub.reference import Reference, parse_reference
+from penstock.sizes import disk_size
 
 
 def pull_command(
@@ -60,14 +61,14 @@ def pull_command(
     if json_output:
         print(json.dumps({**_report(wanted, mtp), "path": str(path)}))
         return
-    print(path)
+    print(path)  # the rest is for a person
     print(
         f'penstock: run it with `penstock run -m {_short(reference, known)} "Why is the sky blue?"`',
         file=sys.stderr,
     )
     if wanted.draft is not None and not mtp:
         print(
-            f"penstock: a draft block goes with it, {wanted.draft.path} ({wanted.draft.size / 1e9:.1f} GB): the same "
+            f"penstock: a draft block goes with it, {wanted.draft.path} ({disk_size(wanted.draft.size)}): the same "
             "command with --mtp downloads it, and --draft mtp uses it",
             file=sys.stderr,
         )
@@ -102,9 +103,9 @@ def _show_wanted(wanted: Wanted, mtp: bool, json_output: bool) -> None:
         print(json.dumps(_report(wanted, mtp) | more))
         return
     for file in files:
-        print(f"{file.size / 1e9:9.2f} GB  {file.path}")
+        print(f"{disk_size(file.size):>9}  {file.path}")
     print(
-        f"{missing / 1e9:9.2f} GB  to download to {wanted.repository.folder}, which has {free / 1e9:.1f} GB free"
+        f"{disk_size(missing):>9}  to download to {wanted.repository.folder}, which has {disk_size(free)} free"
     )
     print(
         f"here: {fitness.words}; the least memory is {_amount(fitness.smallest)}, all of it takes "
@@ -160,7 +161,7 @@ def _show_known(json_output: bool) -> None:
             here += "; [yellow]larger than what the disk has free[/]"
         table.add_row(
             f"[bold]{known.name}[/]" if known is best else known.name,
-            f"{known.size / 1e9:.1f} GB" if known.size else "unknown",
+            f"{disk_size(known.size)}" if known.size else "unknown",
             known.release,
             here,
             known.stored,
@@ -173,7 +174,7 @@ def _show_known(json_output: bool) -> None:
     best = recommended(found, free=1 << 60)
     if best is not None and best.size is not None:
         console.print(
-            f"recommended here: {best.name}, for which {folder} has too little room ({free / 1e9:.1f} GB are free); "
+            f"recommended here: {best.name}, for which {folder} has too little room ({disk_size(free)} are free); "
             f"HF_HOME=PLACE penstock pull {best.name}",
             markup=False,
         )

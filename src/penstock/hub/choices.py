@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.errors import HubError
+from penstock.sizes import disk_size
 from penstock.weights.open_gguf import SPLIT_NAME
 
 # How weights are stored, as names of files tell: Q4_K_M, UD-IQ2_XXS, MXFP4_MOE, BF16.
@@ -130,7 +131,7 @@ def listed(found: Iterable[Choice[F]], short: Mapping[str, str]) -> str:
     """A line for each: what to write after the colon, its size and its file."""
     names = {path: name for name, path in short.items()}
     return "\n".join(
-        f"  {names.get(choice.path, choice.label):<12} {choice.size / 1e9:8.1f} GB  {choice.path or 'the folder'}"
+        f"  {names.get(choice.path, choice.label):<12} {disk_size(choice.size):>9}  {choice.path or 'the folder'}"
         f"{f' and {len(choice.files) - 1} more' if choice.path and len(choice.files) > 1 else ''}"
         for choice in found
     )

@@ -5,6 +5,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from penstock.sizes import disk_size
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -63,7 +65,7 @@ class DownloadProgress:
         left = f", {_duration((self.total - self.done) / rate)} left" if rate > 0 else ""
         share = self.done / max(self.total, 1)
         return (
-            f"penstock: {self.name}: {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB ({share:.0%}), "
+            f"penstock: {self.name}: {disk_size(self.done)} of {disk_size(self.total)} ({share:.0%}), "
             f"{rate / 1e6:.1f} MB/s{left}"
         )
 

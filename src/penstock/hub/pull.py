@@ -16,6 +16,7 @@ from penstock.hub.progress import DownloadProgress
 from penstock.hub.reference import Reference
 from penstock.hub.service import list_files
 from penstock.hub.transfer import Source, read_in_order
+from penstock.sizes import disk_size
 
 SPARE: Final = 64 << 20  # bytes that a disk must have left, for what writing takes besides
 
@@ -86,7 +87,7 @@ def check_room(wanted: Wanted, files: Iterable[RemoteFile]) -> None:
     free = free_bytes(folder)
     if needed and needed + SPARE > free:
         raise HubError(
-            f"{folder}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free; HF_HOME names another "
+            f"{folder}: {disk_size(needed)} are needed, {disk_size(free)} are free; HF_HOME names another "
             "place"
         )
 
