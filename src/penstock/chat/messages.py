@@ -56,6 +56,8 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, the tools on offer (JSON-schema function objects), and how the next turn is to be generated.
+    `choice`: which of the tools may be called in it, all if None; what is offered stays in the prompt all the same, so
+    that a choice costs nothing of what a session has read.
     `json_only` asks for any JSON object; `response_schema` for one of a certain form (with both, the model is told
     the form and held to any object); `schema_field` is what the client calls that schema.  Without `parallel_calls`
     a turn calls one tool.  `encoding`: which release of the chat format, where there are several."""
@@ -68,6 +70,13 @@ class Conversation:
     json_only: bool = False
     schema_field: str = field(default="response_format.json_schema.schema", compare=False)
     parallel_calls: bool = True
+    choice: tuple[str, ...] | None = None
+
+    @property
+    def functions(self) -> list[Mapping[str, Any]]:
+        """The tools that may be called, without the wrapper that APIs put around them."""
+        functions = [tool.get("function", tool) for tool in self.tools]
+        return [f for f in functions if self.choice is None or f.get("name") in self.choice]
 
     @property
     def constrained(self) -> bool:

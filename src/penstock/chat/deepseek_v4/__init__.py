@@ -24,7 +24,7 @@ class DeepSeekV4Format(ChatFormat):
     def parser(self, conversation: Conversation, prompt: Prompt, stop: Sequence[str] = ()) -> Parser:
         return Parser(
             thinking=prompt.thinking,
-            tools=bool(conversation.tools),
+            tools=bool(conversation.functions),
             stop=stop,
             continuing=prompt.continues,
             forced=prompt.forced,
