@@ -238,7 +238,7 @@ OPENING = f"<{DSML}tool_calls>"
         ("So.\n\n", False, True),
         ("Use ", False, False),
         ("```\n", False, False),
-        (f"{OPENING}, then ", False, False),
+        (f"Use {OPENING}, then ", False, False),
         ("Hm.\n\n", True, False),
         (f"Hm.{END_THINK}", True, True),
         (f"{OPENING}{END_THINK}\n\n", True, True),
@@ -248,7 +248,11 @@ OPENING = f"<{DSML}tool_calls>"
 def test_only_a_block_where_one_was_taught_is_held(before: str, thinking: bool, held: bool) -> None:
     """What the model quotes of its format stays free."""
     good = f'{OPENING}\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
-    for text, fine in [(good, True), (f"{OPENING} it says", not held), (good.replace("tool_", "x_"), not held)]:
+    for text, fine in [
+        (good, True),
+        (f"{OPENING} it says", not held),
+        (good.replace("tool_", "x_"), not held),
+    ]:
         assert allows(held_by(conversation(NOW), thinking=thinking), ids(before + text)) is fine, text
 
 

@@ -135,7 +135,10 @@ def test_a_value_that_is_not_closed_is_no_call() -> None:
 def test_what_is_only_quoted_is_text(text: str) -> None:
     message, reason = message_of(text)
     assert (message.content, message.tool_calls, reason) == (text.lstrip("\n"), (), "stop")
-    assert [type(e).__name__ for e in events_of(list(text))] == ["TextDelta", "Done"]  # and never began as a call
+    assert [type(e).__name__ for e in events_of(list(text))] == [
+        "TextDelta",
+        "Done",
+    ]  # and never began as a call
 
 
 def test_a_call_after_an_example_is_a_call() -> None:

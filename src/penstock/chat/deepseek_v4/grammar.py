@@ -1,9 +1,9 @@
 """Which form an answer must have: JSON where a client asks for it, and tool calls that are spelled right.
 
-With tools on offer the model is free until it opens a block of calls where it was taught to: after its reasoning, at the
-beginning or after an empty line.  From there on it can only write one that can be read.  Elsewhere the marker is talk
-of the format, and stays free.  A call that is demanded, and JSON after the reasoning, leave it no other way; where no
-tool may be called, the marker may not come at all.
+With tools on offer the model is free until it opens a block of calls where it was taught to: after its reasoning, at
+the beginning or after an empty line.  From there on it can only write one that can be read.  Elsewhere the marker is
+talk of the format, and stays free.  A call that is demanded, and JSON after the reasoning, leave it no other way;
+where no tool may be called, the marker may not come at all.
 
 In a block of calls, spelled as the model was taught to (`tools`), parameters may come in any order, each at most
 once, the required ones always.  A string is raw text; it ends at `</` before the marker, so it may have any tags and
@@ -80,7 +80,7 @@ def _rules(
     never: tuple[bytes, ...] = ()
     triggers, gates, calls = {}, {}, ""
     after = marker_id(tokenizer, END_THINK) if thinking else None
-    if conversation.tools:
+    if conversation.all_tools:
         marker = marker_id(tokenizer, DSML)
         gates[marker], never = (_MARKER_PLACES if tools else ()), _OPENINGS
     if tools:
@@ -91,7 +91,7 @@ def _rules(
         triggers[marker] = Grammar(_grammar(opening, calls), _CLOSINGS)
     free = Rules(triggers=triggers, where=_CALL_PLACE, after=after, gates=gates, never=never, begun=begun)
     if form is None:
-        return free if conversation.tools else None
+        return free if conversation.all_tools else None
     rule = json_rule(form, _JSON)
     try:
         constraints.matcher(_grammar("answer", f"answer: {rule}"))

@@ -22,8 +22,8 @@ _TAG_END = re.compile(r"[>\n<]")
 
 @dataclass(slots=True)
 class _Invoke:
-    """A call under construction.  `begin` and `leftover`: how long the block's texts were when it began.  `body`: what
-    stands in it before any parameter."""
+    """A call under construction.  `begin` and `leftover`: how long the block's texts were when it began.  `body`: all
+    that stands in it before any parameter."""
 
     call: ToolCall
     begin: int
@@ -161,7 +161,9 @@ class Block:
     def _read_tag(self) -> bool:
         at = self._buffer.find("<")
         self.failed = self._is_prose(self._buffer[:at] if at >= 0 else self._buffer)
-        if at < 0 or self.failed:  # held whole: what counts as blank must not depend on how the stream was cut
+        if (
+            at < 0 or self.failed
+        ):  # held whole: what counts as blank must not depend on how the stream was cut
             return False
         self._keep(self._take(at))
         end = _TAG_END.search(self._buffer, 1)
@@ -211,8 +213,8 @@ class Block:
                 self._keep(text)
 
     def _end_invoke(self, end: int) -> None:
-        """A call is over, at `end` of what was read.  Without parameters its body may be their JSON object, as other models write it; prose is
-        no call."""
+        """A call is over, at `end` of what was read.  Without parameters its body may be their JSON object, as other
+        models write it; prose is no call."""
         invoke = self._invoke
         if invoke is None:
             return

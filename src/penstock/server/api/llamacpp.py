@@ -286,5 +286,5 @@ def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
 def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
-    reply = service_of(request).driver.reply(body.conversation(), forced=body.forces_call)
+    reply = service_of(request).driver.reply(body.conversation(), None, **body.rendering())
     return {"prompt": reply.text}
