@@ -231,28 +231,26 @@ OPENING = f"<{DSML}tool_calls>"
 
 
 @pytest.mark.parametrize(
-    ("before", "thinking", "held"),
+    ("before", "thinking", "place"),
     [
-        ("", False, True),
-        ("\n\n", False, True),
-        ("So.\n\n", False, True),
-        ("Use ", False, False),
-        ("```\n", False, False),
-        (f"Use {OPENING}, then ", False, False),
-        ("Hm.\n\n", True, False),
-        (f"Hm.{END_THINK}", True, True),
-        (f"{OPENING}{END_THINK}\n\n", True, True),
-        (f"Hm.{END_THINK}Use ", True, False),
+        ("", False, "held"),
+        ("\n\n", False, "held"),
+        ("So.\n\n", False, "held"),
+        ("So.\n", False, "held"),
+        ("Use ", False, "closed"),
+        ("Use `</", False, "closed"),
+        ("Hm.\n\n", True, "free"),
+        (f"I use {OPENING}, then ", True, "free"),
+        (f"Hm.{END_THINK}", True, "held"),
+        (f"{OPENING}{END_THINK}\n\n", True, "held"),
+        (f"Hm.{END_THINK}Use ", True, "closed"),
     ],
 )
-def test_only_a_block_where_one_was_taught_is_held(before: str, thinking: bool, held: bool) -> None:
-    """What the model quotes of its format stays free."""
+def test_a_block_is_held_where_one_may_begin(before: str, thinking: bool, place: str) -> None:
+    """While it reasons, the model may quote its format; within a line of the answer it would be half a call."""
     good = f'{OPENING}\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
-    for text, fine in [
-        (good, True),
-        (f"{OPENING} it says", not held),
-        (good.replace("tool_", "x_"), not held),
-    ]:
+    for text, is_call in [(good, True), (f"{OPENING} it says", False), (good.replace("tool_", "x_"), False)]:
+        fine = place == "free" or (place == "held" and is_call)
         assert allows(held_by(conversation(NOW), thinking=thinking), ids(before + text)) is fine, text
 
 

@@ -52,8 +52,8 @@ class Rules:
 
     start     its grammar from the first token on; if there is none, it is free at first
     triggers  the grammar of all that follows a token, for free answers: the first such token counts
-    where     what the text before such a token must be, since the last special token, for it to count
-    after     a token that must have come before one can count
+    where     what the text before such a token must be, since the last special token: elsewhere it may not come
+    after     a token that must have come before one counts; until then it is like any other
     gates     tokens that may come in free text only where it ends with one of these
     may_end   a free answer may end without a trigger
     never     what ordinary tokens may not spell in free text
@@ -184,18 +184,15 @@ class Constraint:
 
     def accept(self, token: int) -> None:
         """`token` was sampled."""
-        special, before = self._tokenizer.is_special(token), self._tail
-        self._tail = _MARKER if special else (before + self._tokenizer.token_bytes(token))[-_TAIL:]
+        special = self._tokenizer.is_special(token)
+        self._tail = _MARKER if special else (self._tail + self._tokenizer.token_bytes(token))[-_TAIL:]
         if token == self._awaited:
             self._awaited, self._tail = None, b""
         if self._matcher is not None:
             self._matcher.consume_token(token)
             self._check(self._matcher)
-        elif token in self._triggers and self._awaited is None and self._counts(before):
+        elif token in self._triggers and self._awaited is None:
             self._matcher, self._never = self._triggers[token], self._rules.triggers[token].never
-
-    def _counts(self, before: bytes) -> bool:
-        return self._rules.where is None or self._rules.where.fullmatch(before) is not None
 
     def _spelling(self) -> NDArray[np.int64]:
         """Tokens that would complete a text that may not be spelled."""
@@ -210,7 +207,9 @@ class Constraint:
         return np.concatenate(banned) if banned else _NONE
 
     def _out_of_place(self) -> NDArray[np.int64]:
-        gated = [token for token, text in self._rules.gates.items() if not self._tail.endswith(text)]
+        gated = [token for token, places in self._rules.gates.items() if not self._tail.endswith(places)]
+        if self._awaited is None and self._rules.where and not self._rules.where.fullmatch(self._tail):
+            gated += self._triggers
         return np.array([*gated, *(() if self._rules.may_end else self._eos)], np.int64)
 
     def _check(self, matcher: LLMatcher) -> None:

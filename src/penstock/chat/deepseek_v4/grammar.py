@@ -1,9 +1,9 @@
 """Which form an answer must have: JSON where a client asks for it, and tool calls that are spelled right.
 
-With tools on offer the model is free until it opens a block of calls where it was taught to: after its reasoning, at
-the beginning or after an empty line.  From there on it can only write one that can be read.  Elsewhere the marker is
-talk of the format, and stays free.  A call that is demanded, and JSON after the reasoning, leave it no other way;
-where no tool may be called, the marker may not come at all.
+With tools on offer the model is free until it opens a block of calls, at the beginning of a line of its answer.  From
+there on it can only write one that can be read.  While it reasons the marker is talk of the format, and free; within
+a line of the answer it would be half a call that a client sees, and may not come.  A call that is demanded, and JSON
+after the reasoning, leave no other way; where no tool may be called, the marker may not come at all.
 
 In a block of calls, spelled as the model was taught to (`tools`), parameters may come in any order, each at most
 once, the required ones always.  A string is raw text; it ends at `</` before the marker, so it may have any tags and
@@ -34,7 +34,7 @@ _OPENINGS: Final = tuple(f"<{mark}".encode() for mark in (DSML, LOST_BAR))
 _CLOSINGS: Final = (CLOSING_MARK.encode(), f"</{LOST_BAR}".encode())
 _END_THINK: Final = (END_THINK.encode(),)
 _MARKER_PLACES: Final = (b"<", b"</")
-_CALL_PLACE: Final = re.compile(rb"(?s:\s*|.*\n\n)<")  # of the text since the turn, or the answer, began
+_CALL_PLACE: Final = re.compile(rb"(?s:.*\n)?\s*<")  # of the text since the turn, or the answer, began
 _BEGIN_BLOCK: Final = OPEN_BLOCK.removeprefix(f"<{DSML}")
 
 # How JSON is written in a parameter; no options of the client's own.  Spaces are as DeepSeek's encoder writes them,
