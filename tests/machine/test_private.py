@@ -26,9 +26,9 @@ def test_a_folder_and_all_in_it_become_private(tmp_path: Path) -> None:
 
 
 def test_new_files_are_private(tmp_path: Path) -> None:
-    for name, make in [("a", lambda path: private_file(path).close()), ("b", make_private_file)]:
-        make(tmp_path / name)
-        assert mode(tmp_path / name) == 0o600
+    private_file(tmp_path / "a").close()
+    make_private_file(tmp_path / "b")
+    assert [mode(tmp_path / name) for name in "ab"] == [0o600, 0o600]
     (tmp_path / "old").write_text("x")
     (tmp_path / "old").chmod(0o644)
     with private_file(tmp_path / "old", "ab") as file:
