@@ -64,7 +64,7 @@ def test_a_body_that_is_too_large(client: TestClient, service: Service) -> None:
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "many"])
 def test_a_length_that_is_none(client: TestClient, length: str) -> None:
-    reply = client.post(CHAT, content=b"{}", headers={"content-length": length})
+    reply = client.post(CHAT, content=b"{}", headers={**JSON, "content-length": length})
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
 
 
@@ -96,7 +96,7 @@ def test_what_is_not_a_request_is_refused(client: TestClient, body: bytes) -> No
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/nothing", 404)])
 def test_wrong_method_and_path(client: TestClient, method: str, path: str, status: int) -> None:
-    reply = client.request(method, path)
+    reply = client.request(method, path, headers=JSON)
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
 

@@ -38,7 +38,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn.  `reasoning` and `tool_calls` belong to assistants, `tool_call_id` to tool results.
+    """One turn.  `reasoning` and `tool_calls` belong to assistants, `tool_call_id` to tool results, `tools` (more on
+    offer) to developers, `task` (a job that the model has a marker for) to developers and users.
 
     `sampled`: the ids of a whole assistant turn as the model chose them, without the EOS.  Text alone cannot say
     which of several spellings in tokens it was; with them the next prompt repeats exactly what a session holds.
@@ -51,14 +52,19 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     sampled: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, the tools on offer (JSON-schema function objects), and how the next turn is to be generated.
+    `choice`: which of the tools may be called in it, all if None; what is offered stays in the prompt whatever is
+    chosen, so that a choice costs nothing of what a session has read.
     `json_only` asks for any JSON object; `response_schema` for one of a certain form (with both, the model is told
     the form and held to any object); `schema_field` is what the client calls that schema.  Without `parallel_calls`
-    a turn calls one tool.  `encoding`: which release of the chat format, where there are several."""
+    a turn calls one tool.  `encoding`: which release of the chat format, where there are several; the model's own if
+    empty.  `drop_thinking`: leave out the reasoning of turns that are over; if None, as the format does."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -68,11 +74,24 @@ class Conversation:
     json_only: bool = False
     schema_field: str = field(default="response_format.json_schema.schema", compare=False)
     parallel_calls: bool = True
+    choice: tuple[str, ...] | None = None
+    drop_thinking: bool | None = None
+
+    @property
+    def all_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Those of the conversation, and those that its messages bring."""
+        return (*self.tools, *(tool for message in self.messages for tool in message.tools))
+
+    @property
+    def functions(self) -> list[Mapping[str, Any]]:
+        """The tools that may be called, without the wrapper that APIs put around them."""
+        functions = [tool.get("function", tool) for tool in self.all_tools]
+        return [f for f in functions if self.choice is None or f.get("name") in self.choice]
 
     @property
     def constrained(self) -> bool:
         """Whether the next turn has a form that it is held to."""
-        return bool(self.tools) or self.json_only or self.response_schema is not None
+        return bool(self.all_tools) or self.json_only or self.response_schema is not None
 
 
 def question(user: str, system: str = "", thinking: bool = False) -> Conversation:

@@ -29,6 +29,8 @@ KEPT: Final = 64  # compiled grammars; an agent sends the same tools with every 
 LONGEST: Final = 1 << 20  # characters of a grammar
 MOST_STATES: Final = 50_000  # of a lexer: 100 MB at most
 _PLACE: Final = re.compile(r"\n\s*\d+ \| ")  # before a line of the grammar
+_TAIL: Final = 64  # bytes; longer than any text that matters
+_MARKER: Final = b"\0"  # stands for a marker in the text before a token
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -50,7 +52,9 @@ class Rules:
 
     start     its grammar from the first token on; if there is none, it is free at first
     triggers  the grammar of all that follows a token, for free answers: the first such token counts
-    gates     tokens that may come in free text only where it ends with these bytes
+    where     what the text before such a token must be, since the last special token: elsewhere it may not come
+    after     a token that must have come before one counts; until then it is like any other
+    gates     tokens that may come in free text only where it ends with one of these
     may_end   a free answer may end without a trigger
     never     what ordinary tokens may not spell in free text
     begun     text that the answer begins with already
@@ -58,7 +62,9 @@ class Rules:
 
     start: Grammar | None = None
     triggers: Mapping[int, Grammar] = field(default_factory=dict)
-    gates: Mapping[int, bytes] = field(default_factory=dict)
+    where: re.Pattern[bytes] | None = None
+    after: int | None = None
+    gates: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
     may_end: bool = True
     never: tuple[bytes, ...] = ()
     begun: str = ""
@@ -150,7 +156,8 @@ class Constraint:
         self._matcher, self._triggers = start, triggers
         self._finishing = finishing
         self._never = rules.start.never if rules.start else rules.never
-        self._tail = rules.begun.encode()[-64:]  # the text since the last marker, as far as it matters
+        self._tail = rules.begun.encode()[-_TAIL:]  # the text since the last marker, as far as it matters
+        self._awaited = rules.after
 
     @property
     def free(self) -> bool:
@@ -178,11 +185,13 @@ class Constraint:
     def accept(self, token: int) -> None:
         """`token` was sampled."""
         special = self._tokenizer.is_special(token)
-        self._tail = b"" if special else (self._tail + self._tokenizer.token_bytes(token))[-64:]
+        self._tail = _MARKER if special else (self._tail + self._tokenizer.token_bytes(token))[-_TAIL:]
+        if token == self._awaited:
+            self._awaited, self._tail = None, b""
         if self._matcher is not None:
             self._matcher.consume_token(token)
             self._check(self._matcher)
-        elif token in self._triggers:
+        elif token in self._triggers and self._awaited is None:
             self._matcher, self._never = self._triggers[token], self._rules.triggers[token].never
 
     def _spelling(self) -> NDArray[np.int64]:
@@ -198,7 +207,9 @@ class Constraint:
         return np.concatenate(banned) if banned else _NONE
 
     def _out_of_place(self) -> NDArray[np.int64]:
-        gated = [token for token, text in self._rules.gates.items() if not self._tail.endswith(text)]
+        gated = [token for token, places in self._rules.gates.items() if not self._tail.endswith(places)]
+        if self._awaited is None and self._rules.where and not self._rules.where.fullmatch(self._tail):
+            gated += self._triggers
         return np.array([*gated, *(() if self._rules.may_end else self._eos)], np.int64)
 
     def _check(self, matcher: LLMatcher) -> None:

@@ -79,6 +79,13 @@ class EngineOptions:
         group="Engine",
         commands=RUNNING,
     )
+    chat_format: str = option(
+        "auto",
+        choice("auto", "april", "0731"),
+        "Which release's prompts the model was taught; auto: as its name, its template or its draft module tells.",
+        group="Engine",
+        commands=("run", "chat", "serve"),
+    )
     draft: str = option(
         "auto",
         choice("auto", "off", "mtp", "ngram"),

@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import sqlite3
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,19 +31,22 @@ from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenE
 from penstock.kv.snapshot import FORMAT, Snapshot, load_snapshot, save_snapshot
 from penstock.kv.state import live_shapes
 from penstock.kv.store_index import Entry, open_index
+from penstock.machine.private import private_file, private_folder
 from penstock.weights.safetensors_reader import read_safetensors_with_metadata
 
 KINDS: Final = ("system", "prompt", "frontier", "end")  # where in a conversation a session was saved
 ABANDONED_S: Final = 3600.0  # a part untouched for so long has no writer, whoever has its process number now
 
 _PAYLOAD: Final = re.compile(rf"([0-9a-f]{{64}})\.({'|'.join(KINDS)})")
+_OWN: Final = re.compile(rf"{_PAYLOAD.pattern}|.*\.part|lock|index\.sqlite.*")
 _PART: Final = re.compile(r"[0-9a-f]{64}\.\d+\.(\d+)\.part(\.\d+\.part)?")
 _TROUBLES: Final = (OSError, SnapshotError, sqlite3.Error)  # of the disk or the index: never the caller's
 _numbers: Final = itertools.count()  # tells apart what threads of this process write at the same time
 
 
 class KvStore:
-    """Sessions of at most `space` bytes in all; those worth least go first (`Entry.worth`).
+    """Sessions of at most `space` bytes in all; those worth least go first (`Entry.worth`).  What others keep in the
+    folder counts as well, and is left alone.
 
     The folder may hold sessions of several models; `fingerprint` says which of them this store finds.
 
@@ -59,7 +63,7 @@ class KvStore:
         self._passed_over: set[str] = set()  # keys of entries that are there but of no use here
         self._warned = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
             with _alone(folder / "lock"):
                 self._index = open_index(folder / "index.sqlite")
                 try:
@@ -88,6 +92,16 @@ class KvStore:
     def bytes(self) -> int:
         """Bytes of the saved sessions of all models."""
         return self._index.nbytes()
+
+    @property
+    def others(self) -> int:
+        """Bytes of what others keep in the folder, such as sessions saved by name."""
+        return sum(_size(path) for path in self.folder.rglob("*") if not _OWN.fullmatch(path.name))
+
+    def make_room(self, nbytes: int) -> None:
+        """For a file that somebody else is about to write into the folder; SnapshotError if there is none."""
+        with self._index.transaction():
+            self._make_room(nbytes)
 
     def entries(self) -> list[Entry]:
         """What the folder holds, of all models."""
@@ -219,9 +233,12 @@ class KvStore:
 
     def _make_room(self, nbytes: int) -> None:
         """Inside a transaction: removes what is worth least until so many bytes more fit."""
-        if nbytes > self.space:
-            raise SnapshotError(f"{nbytes:,} bytes do not fit the space of {self.space:,}")
-        excess = self._index.nbytes() + nbytes - self.space
+        space = self.space - self.others
+        if nbytes > max(space, 0):
+            raise SnapshotError(
+                f"{nbytes:,} bytes do not fit the space of {self.space:,} besides {self.others:,} of other files"
+            )
+        excess = self._index.nbytes() + nbytes - space
         if excess <= 0:
             return
         now = time.time()
@@ -305,8 +322,16 @@ def _described(path: Path) -> Entry:
     ids = tokens.file.view(tokens.offset, tokens.nbytes).view("<i4")  # [n]
     if _key(model, ids.tolist()) != key:
         raise SnapshotError(f"{path}: holds other tokens than its name says")
-    stat = path.stat()
-    return Entry(key, model, len(ids), stat.st_size, kind, created=stat.st_mtime, used=stat.st_mtime)
+    file = path.stat()
+    return Entry(key, model, len(ids), file.st_size, kind, created=file.st_mtime, used=file.st_mtime)
+
+
+def _size(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except OSError:  # gone meanwhile
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _is_left_over(path: Path) -> bool:
@@ -329,6 +354,6 @@ def _is_left_over(path: Path) -> bool:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """While inside, no other process is.  The kernel lets go of the lock if this one dies."""
-    with open(path, "ab") as file:
+    with private_file(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

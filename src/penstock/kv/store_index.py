@@ -8,12 +8,13 @@ import sqlite3
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import SnapshotError
+from penstock.machine.private import make_private_file
 
 VERSION: Final = 1
 PATIENCE_S: Final = 10.0  # for another process to finish its transaction
@@ -78,6 +79,8 @@ class Index:
 
     def __init__(self, path: Path):
         self._lock = threading.RLock()
+        with suppress(OSError):  # what cannot be written cannot be opened either, and that is told below
+            make_private_file(path)
         self._db = sqlite3.connect(path, PATIENCE_S, isolation_level=None, check_same_thread=False)
         try:
             self._prepare()

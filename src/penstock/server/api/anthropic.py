@@ -125,10 +125,12 @@ class CountRequest(Body):
         if messages[-1].tool_calls:
             raise refusal("messages", "the last one calls tools, so their results must follow")
         form = self.output_config.format if self.output_config else None
+        tools = self._offer()
         return Conversation(
             tuple(messages),
-            self._offer().tools,
+            tools.tools,
             self._thinking(),
+            choice=tools.choice,
             response_schema=form.schema_ if form else None,
             schema_field="output_config.format.schema",
             parallel_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
@@ -145,7 +147,7 @@ class CountRequest(Body):
         return offer(
             [_function(tool) for tool in self.tools or []],
             choice.type if choice.type in ("auto", "none") else "required",
-            choice.name if choice.type == "tool" else None,
+            [choice.name] if choice.type == "tool" and choice.name is not None else None,
         )
 
     def _thinking(self) -> Thinking:
@@ -181,9 +183,8 @@ def _messages(turn: Turn, field: str) -> list[Message]:
             case Text():
                 messages.append(Message(Role(turn.role), block.text))
             case ToolResult() if turn.role == "user":
-                messages.append(
-                    Message(Role.TOOL, _joined(block.content), tool_call_id=call_id(block.tool_use_id))
-                )
+                result = "\n\n".join(part.text for part in block.content)
+                messages.append(Message(Role.TOOL, result, tool_call_id=call_id(block.tool_use_id)))
             case _:
                 raise refusal(
                     f"{field}.content.{number}", f"a {block.type} block is out of place in role {turn.role}"

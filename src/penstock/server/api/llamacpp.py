@@ -14,6 +14,7 @@ from penstock.engine.requests import SlotState
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.errors import SnapshotError
+from penstock.machine.private import private_folder
 from penstock.option import effective
 from penstock.server.api.openai_chat import ChatRequest
 from penstock.server.api.shared import refusal
@@ -193,7 +194,8 @@ def act_on_slot(
     begin = time.monotonic()
     if action == "save":
         session = _idle_session(service, id_slot)
-        file.path.parent.mkdir(exist_ok=True)
+        _make_room(service, session.snapshot().nbytes)
+        private_folder(file.path.parent)
         session.save(file.path)
     else:
         session = _restored(service, file)
@@ -219,6 +221,16 @@ def _slot_file(service: Service, body: SlotBody | None) -> _SlotFile:
     if not SLOT_NAME.fullmatch(name):
         raise refusal("filename", f"{name[:80]!r} is not a name of letters, digits, '.', '-' and '_'")
     return _SlotFile(name, folder / "slots" / name)
+
+
+def _make_room(service: Service, nbytes: int) -> None:
+    """Sessions saved by name are inside the server's disk space, and are never given up for others."""
+    disk = service.scheduler.prefix_cache.disk
+    if disk is not None:
+        try:
+            disk.store.make_room(nbytes)
+        except SnapshotError as error:
+            raise ApiError(507, f"--kv-space: {error}", code="insufficient_storage") from None
 
 
 def _idle_session(service: Service, number: int) -> Session:
@@ -286,5 +298,5 @@ def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
 def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
-    reply = service_of(request).driver.reply(body.conversation(), forced=body.forces_call)
+    reply = service_of(request).driver.reply(body.conversation(), None, **body.rendering())
     return {"prompt": reply.text}

@@ -159,10 +159,12 @@ class ResponsesRequest(Body):
         form = self.text.format if self.text else None
         if form and form.type == "json_schema" and form.schema_ is None:
             raise refusal("text.format.schema", "missing")
+        tools = self.offer()
         return Conversation(
             tuple(messages),
-            self.offer().tools,
+            tools.tools,
             self.thinking(),
+            choice=tools.choice,
             response_schema=form.schema_ if form and form.type == "json_schema" else None,
             json_only=form is not None
             and (form.type == "json_object" or (form.type == "json_schema" and form.strict is False)),
@@ -182,10 +184,9 @@ class ResponsesRequest(Body):
             case ToolChoice(type="auto" | "none" | "required" as choice):
                 return offer(tools, choice)
             case ToolChoice(type="function", name=str(name)):
-                return offer(tools, "required", name)
+                return offer(tools, "required", [name])
             case ToolChoice(type="allowed_tools", mode=mode):
-                allowed = {tool.name for tool in self.tool_choice.tools}
-                return offer([tool for tool in tools if tool["name"] in allowed], mode)
+                return offer(tools, mode, [tool.name for tool in self.tool_choice.tools])
             case other:
                 raise refusal(
                     "tool_choice", f"{other.type!r} is not auto, none, required or a function's name"
@@ -247,10 +248,10 @@ def _messages(items: list[MessageItem | FunctionCall | FunctionCallOutput | Reas
                 call = ToolCall(item.call_id, item.name, item.arguments)
                 messages.append(replace(turn, tool_calls=(*turn.tool_calls, call)))
             case FunctionCallOutput():
-                messages.append(Message(Role.TOOL, _joined(item.output), tool_call_id=item.call_id))
+                result = _joined(item.output, "\n\n")
+                messages.append(Message(Role.TOOL, result, tool_call_id=item.call_id))
             case MessageItem():
-                role = Role.USER if item.role == "user" else Role.SYSTEM
-                messages.append(Message(role, _joined(item.content)))
+                messages.append(Message(Role(item.role), _joined(item.content)))
     return messages
 
 
@@ -263,8 +264,8 @@ def _open_turn(messages: list[Message], *without: str) -> Message:
     return messages.pop()
 
 
-def _joined(parts: list[TextPart] | list[Part]) -> str:
-    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
+def _joined(parts: list[TextPart] | list[Part], between: str = "\n") -> str:
+    return between.join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
 
 
 class Answer(NamedEvents):

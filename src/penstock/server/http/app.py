@@ -41,9 +41,12 @@ ROUTERS: Final = [
 ERRORS: Final[dict[int | str, str]] = {
     400: "Something in the request is wrong; the message names it.",
     401: "The API key is missing or wrong.",
+    403: "A web page from elsewhere asks.",
     404: "There is no such thing.",
     408: "The request did not arrive in time.",
     413: "The request is too large.",
+    415: "The request is not said to be JSON.",
+    421: "The request is for a server of another name.",
     429: "Too many requests wait already.",
     503: "The model is being loaded, or cannot be read.",
     504: "The request took too long.",
@@ -63,7 +66,13 @@ def create_app(service: Service) -> FastAPI:
         finally:
             await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
 
-    app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, responses=_described())
+    app = FastAPI(
+        title="Penstock",
+        version=__version__,
+        lifespan=lifespan,
+        responses=_described(),
+        redirect_slashes=False,  # a redirection goes to whatever `Host` says
+    )
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)

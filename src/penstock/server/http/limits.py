@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.server.http.errors import ApiError, respond
+from penstock.server.http.strangers import refusal_of_stranger
 from penstock.server.observe import dashboard
 from penstock.server.service import Service
 
@@ -24,12 +25,15 @@ HEADERS_TOO_LARGE: Final = 431
 
 
 class AccessMiddleware:
-    """Refuses requests without a key, with too large a head or body, or before the model is loaded."""
+    """Refuses requests from strangers' pages, without a key, with too large a head or body, or before the model is
+    loaded.  A path may end with a slash: nobody is sent elsewhere for it."""
 
     def __init__(self, app: ASGIApp, service: Service):
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(dashboard.ASSETS):
+            scope["path"] = scope["path"].rstrip("/") or "/"
         error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
             await self.app(scope, receive, send)
@@ -41,6 +45,8 @@ class AccessMiddleware:
         if head_bytes(scope) > MAX_HEAD:
             text = f"the request's headers have more than the {MAX_HEAD:,} bytes that are allowed"
             return ApiError(HEADERS_TOO_LARGE, text, code="headers_too_large")
+        if (stranger := refusal_of_stranger(scope, headers, settings)) is not None:
+            return stranger
         if settings.api_keys and not _among(path, PUBLIC) and not _has_key(headers, settings.api_keys):
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         length = headers.get("content-length", "0")

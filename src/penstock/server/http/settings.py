@@ -56,6 +56,14 @@ class Settings:
     cors: tuple[str, ...] = option(
         (), texts(), "Origin that browsers may call from, or '*'; may be repeated.", **SERVER
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        texts(),
+        "A name by which clients may call the server, besides its address and those of this machine, or '*'; may be "
+        "repeated.",
+        flags=("--allowed-host",),
+        **SERVER,
+    )
     metrics: bool = option(True, switch(), "Whether /metrics answers.", **SERVER)
     ping: float = option(
         5.0, seconds(), "Seconds between signs of life while a prompt is read.", group="Server"
