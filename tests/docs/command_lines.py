@@ -92,7 +92,8 @@ def _said(error: Exception) -> str:
 def _python(arguments: list[str]) -> str | None:
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         name, rest = arguments[1], arguments[2:]
-        if name.split(".")[0] not in ("benchmarks", "pocket", "tests"):
+        first, last = name.split(".")[0], name.rsplit(".", 1)[-1]
+        if first not in ("benchmarks", "docs", "pocket", "tests") or _PLACEHOLDER.fullmatch(last):
             return None
         source = ROOT.joinpath(*name.split("."))
         file = source / "__main__.py" if source.is_dir() else source.with_suffix(".py")

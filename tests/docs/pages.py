@@ -22,7 +22,7 @@ PAGES: Final = tuple(
         for path in ROOT.glob(pattern)
     )
 )
-LANGUAGES: Final = ("sh", "console", "python", "json", "toml", "yaml", "text")
+LANGUAGES: Final = ("sh", "console", "python", "pycon", "json", "toml", "yaml", "text")
 # Why a command is not run in the everyday suite.  It is still held against the flags that there are.
 NEEDS: Final = {
     "large model": "a published checkpoint of 80 GB and more",
@@ -31,6 +31,7 @@ NEEDS: Final = {
     "npm": "programs from npm",
     "root": "an administrator",
     "disk": "many gigabytes of disk and as many minutes",
+    "checkout": "the repository and its environment, which it would change",
     "minutes": "more time than the suite has: `make test-slow` runs it",
 }
 
@@ -112,7 +113,7 @@ def blocks(page: str) -> list[Block]:
 
 def markers(page: str) -> list[str]:
     """Every comment of a page that looks like a marker, also one that is misspelt or stands in a wrong place."""
-    return re.findall(r"<!--\s*needs.*?-->", read(page))
+    return re.findall(r"^\s*<!--\s*needs.*?-->", read(page), re.MULTILINE)
 
 
 def prose(page: str) -> str:

@@ -1,5 +1,6 @@
 """What README and docs say is run; what cannot be run here is held against the flags that there are."""
 
+import doctest
 import json
 import re
 import tomllib
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+import penstock
 from penstock.cli.main import COMMANDS, load
+from penstock.pocket import pocket_path
 from tests.docs.command_lines import PROGRAMS, complaint
 from tests.docs.pages import (
     LANGUAGES,
@@ -66,6 +69,20 @@ def test_python_runs(page: str, place: Workplace) -> None:
                 "\n" * (block.line - program.count("\n")) + block.text
             )  # tracebacks name the page's lines
     place.run_python(program, page)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "pycon" for b in blocks(page))])
+def test_examples_answer_as_shown(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").symlink_to(pocket_path())
+    said: list[str] = []
+    with penstock.Engine("model.gguf") as engine:
+        for block in blocks(page):
+            if block.language == "pycon":
+                known = {"penstock": penstock, "engine": engine, "session": engine.session()}
+                test = doctest.DocTestParser().get_doctest(block.text, known, page, page, block.line)
+                doctest.DocTestRunner().run(test, out=said.append)
+    assert not said, "".join(said)
 
 
 @every_page
