@@ -1,22 +1,34 @@
-"""Shared fixtures: one tiny random model on disk, opened once."""
+"""Shared fixtures: a home of the tests' own, and one tiny random model on disk, opened once."""
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # llama.cpp's threads must not starve ours on two cores
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import penstock
+from tests import home
 from tests.tiny import TinyModel, make_tiny
 
 settings.register_profile(
     "penstock", deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True
 )
 settings.load_profile("penstock")
+
+
+def pytest_unconfigure() -> None:
+    home.move_out()
+
+
+@pytest.fixture(autouse=True)
+def real_home_untouched() -> Iterator[None]:
+    yield
+    found = [home.TRESPASSES.pop() for _ in home.TRESPASSES.copy()]
+    assert not found
 
 
 @pytest.fixture(scope="session")

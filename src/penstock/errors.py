@@ -3,7 +3,14 @@ and what was found, so that a person can act on it without reading the code."""
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose."""
+    """Base of every error that Penstock raises on purpose.
+
+    >>> try:
+    ...     penstock.Engine("nowhere.gguf")
+    ... except penstock.PenstockError as error:
+    ...     print(error)
+    nowhere.gguf: no such file or folder
+    """
 
 
 class ModelFormatError(PenstockError):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models_page import page
+from docs.generate.models_page import page
 from penstock.hub.catalog import Known, known_by_name, read_catalog
 from penstock.hub.outline import outline_known
 from penstock.hub.reference import parse_reference

@@ -21,7 +21,16 @@ _STRIDE = 512  # prompt tokens read between two looks at whether the person want
 
 
 class ChatSession:
-    """One conversation.  `prompt_tokens` and `fed_tokens`: of the last turn, in all and newly read."""
+    """One conversation.  `prompt_tokens` and `fed_tokens`: of the last turn, in all and newly read.
+
+    >>> from penstock.chat.chat_session import ChatSession
+    >>> chat = ChatSession(engine)
+    >>> for event in chat.say("What is 17 + 25?", 20, penstock.Sampling(temperature=0)):
+    ...     print(event)
+    TextDelta(text='4')
+    TextDelta(text='2')
+    Done(finish_reason='stop', stop_string=None)
+    """
 
     def __init__(self, engine: Engine, conversation: Conversation = Conversation(())):
         self.engine, self.driver = engine, ChatDriver(engine)
@@ -39,6 +48,7 @@ class ChatSession:
         self.conversation = replace(self.conversation, messages=(*first, *rest))
 
     def set_thinking(self, thinking: Thinking) -> None:
+        """Whether, and how hard, the model reasons before it answers."""
         self.conversation = replace(self.conversation, thinking=thinking)
 
     def reset(self) -> None:

@@ -37,8 +37,17 @@ class Engine:
     """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, a checkpoint folder,
     `hf:REPO[:FILE]` on Hugging Face, which is downloaded if it is not here, or the name of a model that is here.
 
-    The other keyword arguments are the fields of :class:`EngineOptions`.  Methods may be called from several threads;
+    The other keyword arguments are the fields of `EngineOptions`.  `progress` is told bytes read and in all as
+    weights are read; with `load=False` they are read by the first step.  Methods may be called from several threads;
     steps run one after another.
+
+    >>> engine = penstock.Engine("model.gguf", kv_dtype="f16")
+    >>> for step in engine.generate(engine.tokenizer.encode("Once upon"), 4, penstock.Sampling(temperature=0)):
+    ...     print(step.text, end="")
+     a time, a
+
+    `engine.context` is the most tokens that a session holds, `engine.config` the model's hyper-parameters,
+    `engine.options` what was chosen.
     """
 
     @takes(EngineOptions)
@@ -85,6 +94,7 @@ class Engine:
 
     @property
     def runner(self) -> LocalRunner:
+        """What runs steps.  Brings the weights back if they are not in memory."""
         runner = self._runner
         if runner is None:
             with self._lock:
@@ -93,6 +103,7 @@ class Engine:
 
     @property
     def storage(self) -> Storage:
+        """Where the weights are."""
         return self.runner.storage
 
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -102,7 +113,12 @@ class Engine:
             self._load(progress)
 
     def park(self) -> None:
-        """Gives the memory of the weights back, after the step that is running.  Sessions stay as they are."""
+        """Gives the memory of the weights back, after the step that is running.  Sessions stay as they are.
+
+        >>> engine.park()
+        >>> engine.parked
+        True
+        """
         if self.options.trace is not None:
             raise OptionError("an engine that records a trace cannot be parked: the trace would end there")
         with self._lock:
@@ -134,7 +150,12 @@ class Engine:
         return self._runner
 
     def stats(self) -> dict[str, Any]:
-        """What the weights' storage has done since they were loaded: hits, misses, bytes, waits."""
+        """What the weights' storage has done since they were loaded: hits, misses, bytes, waits.
+
+        >>> engine.load()
+        >>> engine.stats()["mode"]
+        'mmap'
+        """
         runner = self._runner
         return {"mode": "parked"} if runner is None else runner.storage.stats()
 
@@ -160,11 +181,21 @@ class Engine:
     # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def session(self) -> Session:
-        """A new, empty session."""
+        """A new, empty session.
+
+        >>> engine.session().position
+        0
+        """
         return Session(self, SequenceState(self.states))
 
     def load_session(self, path: str | Path) -> Session:
-        """The session that `session.save(path)` wrote."""
+        """The session that `session.save(path)` wrote.
+
+        >>> logits = session.feed([0, 17, 4])
+        >>> session.save("three.session")
+        >>> engine.load_session("three.session").tokens
+        [0, 17, 4]
+        """
         return self.restored(load_snapshot(Path(path), self.states, self.fingerprint))
 
     def restored(self, snapshot: Snapshot) -> Session:
@@ -199,6 +230,11 @@ class Engine:
 
         Nothing happens if any id or length is wrong.  If a step fails, each session stands where its last
         completed step left it.
+
+        >>> first, second = engine.session(), engine.session()
+        >>> found = engine.feed([(first, [0, 17]), (second, [0, 17, 4])], logits="all")
+        >>> [rows.shape for rows in found]
+        [(2, 4096), (3, 4096)]
         """
         if logits not in ("last", "all", "none"):
             raise OptionError(f"logits is {logits!r}, expected 'last', 'all' or 'none'")
@@ -281,7 +317,12 @@ class Engine:
             self._load().announce(waiting[: self.plan.chunk])
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
-        """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""
+        """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]
+
+        >>> logits = session.feed([0, 17, 4])
+        >>> engine.mtp_logits(session, next_token=5).shape
+        (4096,)
+        """
         if not self.checkpoint.has_mtp:
             raise OptionError(
                 f"{self.checkpoint.path}: the model has no MTP block (see the options mtp and draft)"
@@ -301,7 +342,13 @@ class Engine:
         sampling: Sampling | None = None,
         session: Session | None = None,
     ) -> Iterator[Step]:
-        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token."""
+        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token.
+
+        >>> sampling = penstock.Sampling(seed=1, ignore_eos=True)
+        >>> steps = list(engine.generate([0, 17, 4], max_tokens=8, sampling=sampling))
+        >>> len(steps), steps[-1].finish_reason
+        (8, 'length')
+        """
         session = session or self.session()
         generation = self.generation(
             session, [*session.tokens, *prompt_ids], max_tokens, sampling or Sampling()
@@ -338,7 +385,7 @@ class Engine:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer stored with the model."""
+        """The tokenizer stored with the model, a `Tokenizer`."""
         path, metadata = self.checkpoint.path, self.checkpoint.metadata
         if metadata:
             if metadata.get("tokenizer.ggml.model", "none") == "none":

@@ -25,10 +25,16 @@ READING: Final[dict[str, Any]] = {"group": "Memory", "commands": RUNNING}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Checked on creation: an impossible value is an error, never ignored.  docs/options.md has them as a table.
+    """How a model is opened.  Checked on creation: an impossible value is an error, never ignored.
+
+    >>> penstock.EngineOptions(memory="2GiB", streaming="direct").memory == 2 << 30
+    True
+    >>> penstock.EngineOptions(streaming="disk")
+    Traceback (most recent call last):
+    penstock.errors.OptionError: streaming is 'disk', expected one of auto, resident, mmap, direct
 
     A new option is one more field.  It is then a keyword of `Engine`, a flag of the commands that it names, a value
-    in `/props` and, after `make docs`, a line of that table.
+    in `/props` and, after `make docs`, a line of docs/options.md.
     """
 
     device: str = option(
@@ -179,6 +185,7 @@ class EngineOptions:
 
     @property
     def thread_count(self) -> int:
+        """CPU threads that are really used."""
         return self.threads or read_cpu().usable
 
     def with_draft(self, checkpoint: "Checkpoint") -> "Checkpoint":

@@ -30,6 +30,12 @@ class Sampling:
     Repetition penalty counts prompt and output, presence and frequency penalties the output alone.  `stop` are
     strings that end the text (and are not part of it); `stop_token_ids` end it like EOS does.  `top_logprobs` asks
     for that many alternatives with each token.
+
+    >>> penstock.Sampling(temperature=0.6, top_p=0.95, seed=7).seed
+    7
+    >>> penstock.Sampling(temperature=-1)
+    Traceback (most recent call last):
+    penstock.errors.OptionError: temperature is -1, expected 0 (greedy) or a positive number
     """
 
     temperature: float = option(

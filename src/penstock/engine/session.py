@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Made by `engine.session()`.
+    """One timeline of tokens.  Made by `engine.session()`.
 
-    >>> session.feed([0, 17, 4], logits="last").shape     # doctest: +SKIP
-    (129280,)
-    >>> session.rewind(1); session.position               # doctest: +SKIP
-    2
+    >>> session.feed([0, 17, 4], logits="last").shape
+    (4096,)
+    >>> session.rewind(1)                    # take a token back
+    >>> branch = session.fork()              # two futures from one past
+    >>> logits = branch.feed([5])
+    >>> session.tokens, branch.tokens
+    ([0, 17], [0, 17, 5])
+
+    `session.last_logits` are those after the last token, if they were asked for.
     """
 
     def __init__(self, engine: "Engine", state: SequenceState, tokens: Sequence[int] = ()):
@@ -49,7 +54,13 @@ class Session:
         return self.engine.feed([(self, ids)], logits=logits)[0]
 
     def rewind(self, count: int) -> None:
-        """Forgets the last `count` tokens; raises RewindError beyond `max_rewind` (unless all are forgotten)."""
+        """Forgets the last `count` tokens; raises RewindError beyond `max_rewind` (unless all are forgotten).
+
+        >>> logits = session.feed(range(100))
+        >>> session.rewind(64)
+        >>> session.position
+        36
+        """
         self.state.rewind(count)
         if count:
             del self._tokens[self.position :]
@@ -62,7 +73,8 @@ class Session:
         return copy
 
     def save(self, path: str | Path) -> None:
-        """Writes the session to a file that `engine.load_session` of the same model reads."""
+        """Writes the session to a file that `engine.load_session` of the same model reads.  Atomic: the file is whole
+        or not there."""
         save_snapshot(Path(path), self.snapshot(), self.engine.fingerprint)
 
     def snapshot(self) -> Snapshot:

@@ -17,7 +17,12 @@ from penstock.tokenizer import StreamDecoder, Tokenizer
 @dataclass(frozen=True, slots=True)
 class Step:
     """One generated token.  `text` is what it makes safe to show: complete characters, no part of a stop string.
-    `finish_reason` is set on the last step: "stop" (EOS, stop token or stop string) or "length"."""
+    `finish_reason` is set on the last step: "stop" (EOS, stop token or stop string) or "length".
+
+    >>> (step,) = engine.generate([0, 17, 4], 1, penstock.Sampling(temperature=0, top_logprobs=3))
+    >>> step.top_logprobs[0] == (step.token, step.logprob)
+    True
+    """
 
     token: int
     logprob: float

@@ -22,8 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """Turns text into token ids and back.  Safe to share between threads.
 
-    >>> tokenizer = tokenizer_from_json(Path("tokenizer.json"))
-    >>> tokenizer.decode(tokenizer.encode("Hello, 世界"))
+    >>> engine.tokenizer.decode(engine.tokenizer.encode("Hello, 世界"))
     'Hello, 世界'
 
     A *special* token is a marker such as `<｜User｜>`, control or user-defined.  Text becomes one only under

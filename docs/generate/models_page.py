@@ -1,10 +1,6 @@
 """The table of docs/models.md, made from the catalog and the planner: `make docs` writes it, and a test fails when it
-is stale.
+is stale."""
 
-    python -m benchmarks.models_page docs/models.md
-"""
-
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,9 +59,3 @@ def _budgets(known: Known) -> tuple[int | None, int | None, int | None]:
         plan, _ = make_engine_plan(checkpoint, options, open_backend("cpu", THREADS), CONTEXT, memory)
     used = 2 * checkpoint.config.experts_used * plan.expert_bytes
     return plan.smallest, plan.dense + used + GIB, plan.dense + plan.experts_total + GIB
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    found = page(file.read_text(encoding="utf-8"))
-    file.write_text(found, encoding="utf-8")
