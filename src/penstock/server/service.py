@@ -17,7 +17,8 @@ from penstock.engine.constraint import Constraint
 from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
-from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step

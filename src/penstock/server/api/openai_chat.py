@@ -18,7 +18,7 @@ from penstock.chat.events import (
     coalesced,
 )
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import PrefillProgress
+from penstock.engine.progress import PrefillProgress
 from penstock.engine.steps import Step
 from penstock.server.api.openai import Choices, finite, token_name
 from penstock.server.api.shared import ALIASES, EFFORTS, Json, SamplingFields, refusal
