@@ -38,3 +38,16 @@ def write_size(nbytes: int) -> str:
         if nbytes and nbytes % (1 << 10 * power) == 0:
             return f"{nbytes >> 10 * power}{'KMGT'[power - 1]}iB"
     return str(nbytes)
+
+
+def size(nbytes: float) -> str:
+    """For people, who do not want all digits.
+
+    >>> size(1536)
+    '1.50 KiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

@@ -18,12 +18,12 @@ from penstock.bench.report import Report, summarise
 from penstock.bench.sweep import Timing, Trial, sweep, sweep_tokens
 from penstock.bench.traffic import Part, weight_bytes
 from penstock.cli import options
-from penstock.cli.inspect import size
 from penstock.cli.opening import open_engine
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
 from penstock.machine.cpu import cache_bytes
+from penstock.sizes import size
 
 MOST_DECODED = 1 << 16
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended

@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from penstock.chat.messages import THINKING_WORDS
+from penstock.errors import OptionError
 from penstock.option import Option, options_of
 from penstock.pocket import pocket_path
 
@@ -18,8 +20,38 @@ Model = Annotated[
         "--model", "-m", help="GGUF file, first split, or checkpoint folder; without it, the pocket model."
     ),
 ]
-Stats = Annotated[bool, typer.Option("--stats", help="Show what was read, hit and waited for.")]
+Stats = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="Show how fast it was, and what was read, hit and waited for; of long answers a line is shown "
+        "on a terminal anyway.",
+    ),
+]
+Think = Annotated[
+    str,
+    typer.Option(
+        "--think",
+        metavar="|".join(THINKING_WORDS),
+        help="Reason before answering, and how hard; --think alone is --think on, the effort that the model has "
+        "by itself.",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        help="Most tokens of an answer, its reasoning included.",
+        show_default="until it ends or the context does",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def check_max_tokens(given: int | None) -> None:
+    if given is not None and given < 1:
+        raise OptionError(f"--max-tokens is {given}, expected a whole number from 1")
 
 
 def default_model() -> Path:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.sizes import size
 from penstock.storage.pack import pack_path
 from penstock.storage.pack_speed import Speeds, measure, reads_per_expert
 from penstock.storage.pack_writer import check_destination, experts_bytes, write_pack

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from penstock.bench.svg import COLOURS, dot, line, page, polyline, text
-from penstock.cli.inspect import size
+from penstock.sizes import size
 from penstock.storage.replay import OPTIMUM, Replayed
 
 WIDTH, HEIGHT, TOP, BOTTOM = 720, 400, 46, 56

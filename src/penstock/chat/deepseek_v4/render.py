@@ -33,6 +33,13 @@ class Encoding(StrEnum):
     V0731 = "0731"
 
 
+def parse_encoding(word: str) -> Encoding:
+    try:
+        return Encoding(word)
+    except ValueError:
+        raise OptionError(f"encoding is {word!r}, expected one of {', '.join(Encoding)}") from None
+
+
 # What is said to the model about how hard to think, right after BOS.
 _THOROUGH = (
     "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
@@ -60,11 +67,7 @@ _PREFIXES = {
 
 def _effort(conversation: Conversation) -> str:
     """The text for this effort; empty where the release has none."""
-    try:
-        encoding = Encoding(conversation.encoding or Encoding.APRIL)
-    except ValueError:
-        known = ", ".join(Encoding)
-        raise OptionError(f"encoding is {conversation.encoding!r}, expected one of {known}") from None
+    encoding = parse_encoding(conversation.encoding or Encoding.APRIL)
     return _PREFIXES.get((encoding, conversation.thinking), "")
 
 
