@@ -133,6 +133,19 @@ def test_an_answer_streams_and_can_be_stopped(tab: Tab, server: Server) -> None:
     assert server.service.scheduler.active == 0
 
 
+def test_reading_a_long_prompt_shows_how_far_it_is(tab: Tab, server: Server) -> None:
+    tab.settle(max="3")
+    server.brake.allow(2)  # of more pieces that the prompt is read in
+    tab.say("blue " * 1000)
+    reading = tab.page.locator(".answer .reading")
+    expect(reading).to_have_text(
+        re.compile(r"Reading [\d,]+ of 1,0\d\d tokens · [\d.,]+ tok/s · \d+:\d\d left")
+    )
+    server.brake.allow()
+    expect(reading).to_be_hidden()
+    assert tab.answered()
+
+
 def test_the_map_and_the_instruments_follow(tab: Tab) -> None:
     tab.settle()
     map = tab.page.locator("#map")

@@ -123,14 +123,14 @@ class Service:
                     case Failed(error):
                         raise error
                     case PrefillProgress():
-                        usage.cached = update.cached
+                        usage.cached, usage.prefill = update.cached, update
                         yield update
                     case Scored():
                         yield update
                         if update.last:
                             return
                     case Step():
-                        usage.first = usage.first or time.monotonic()
+                        usage.first, usage.prefill = usage.first or time.monotonic(), None
                         usage.completion += 1
                         yield update
                         if update.finish_reason is not None:
