@@ -15,6 +15,7 @@ from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.frontiers import fit_frontiers, parse_frontiers
 from penstock.bench.plot import draw, short
 from penstock.bench.report import Report, summarise
+from penstock.bench.svg import check_picture
 from penstock.bench.sweep import Timing, Trial, sweep, sweep_tokens
 from penstock.bench.traffic import Part, weight_bytes
 from penstock.cli import options
@@ -48,6 +49,8 @@ def bench_command(
     for flag, value, most in (("decode", decode, MOST_DECODED), ("repeat", repeat, 1000)):
         if not 1 <= value <= most:
             raise OptionError(f"--{flag} is {value}, expected a whole number from 1 to {most:,}")
+    if plot is not None:
+        check_picture(plot, "--plot")
     for path in (csv, plot):  # before an hour of measuring, not after it
         if path is not None:
             _check_writable(path)
@@ -76,8 +79,12 @@ def bench_command(
 
 
 def _check_writable(path: Path) -> None:
+    """Without leaving anything behind: it may yet be interrupted."""
+    new = not path.exists()
     try:
         path.open("a").close()
+        if new:
+            path.unlink()
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+import penstock
 from penstock.cli import options
+from penstock.errors import OptionError
 from penstock.sizes import size
 from penstock.storage.pack import pack_path
 from penstock.storage.pack_speed import Speeds, measure, reads_per_expert
@@ -44,6 +46,7 @@ def pack_command(
     source = ExpertSource(checkpoint)
     destination = output or pack_path(checkpoint.path)
     if not measure_only:
+        check_outside_package(destination)
         check_destination(source, destination, overwrite=force)
     reads, speeds = reads_per_expert(source), None
     if reads > 1:
@@ -69,6 +72,13 @@ def pack_command(
     console.print(_outcome(report, measure_only), markup=False)
     if json_output:
         print(json.dumps(report))
+
+
+def check_outside_package(path: Path) -> None:
+    """What is installed stays as it was installed."""
+    package = Path(penstock.__file__).parent.resolve()
+    if path.resolve().is_relative_to(package):
+        raise OptionError(f"{path}: lies in Penstock's own folder, as the pocket model does; -o names another place")
 
 
 def _write(checkpoint: Checkpoint, destination: Path, total: int, force: bool) -> int:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from penstock.bench.svg import check_picture
 from penstock.chat.driver import ChatDriver
 from penstock.chat.messages import question
 from penstock.cli import options
@@ -93,6 +94,7 @@ def plot_command(
 
     Example: penstock trace plot chat.trace.gz -o curves.svg
     """
+    check_picture(output, "--output")
     trace = _read(file)
     curves = _curves(trace, _parse_policies(policy), _parse_sizes(sizes, trace))
     try:
