@@ -188,8 +188,10 @@ class ChatSession:
         conversation is read again with the next turn."""
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SnapshotError(f"{path}: cannot be read: {error}") from error
+        except OSError as error:
+            raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError:
+            raise SnapshotError(f"{path}: not a saved conversation: it is not UTF-8 text") from None
         self.conversation = conversation_from_json(text, str(path))
         self._sessions = [self.engine.session()]
         try:

@@ -8,6 +8,7 @@ from penstock.chat.messages import Conversation, parse_thinking
 from penstock.cli import options
 from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
+from penstock.errors import OptionError
 
 
 @options.with_flags
@@ -37,6 +38,8 @@ def chat_command(
     """
     thinking = parse_thinking(think)
     options.check_max_tokens(max_tokens)
+    if load == "":
+        raise OptionError("--load is empty, expected the name of a conversation")
     # What computes is loaded when there is something to compute.
     from penstock.chat.chat_session import ChatSession
     from penstock.chat.deepseek_v4.render import parse_encoding

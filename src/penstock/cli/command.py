@@ -2,8 +2,10 @@
 without loading what draws tables."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
+import typer
 from typer.core import TyperCommand
 
 from penstock.chat.messages import THINKING_WORDS
@@ -14,6 +16,8 @@ PLAIN: Final[dict[str, Any]] = {  # for every `typer.Typer` of ours
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
 }
 METAVARS: Final = {"integer": "N", "float": "X", "path": "PATH", "text": "TEXT", "int": "N", "str": "TEXT"}
+# What typer raises for a wrong command line, under a name that it hides.
+WrongUse: Any = typer.BadParameter.__base__
 THINK: Final = "--think"
 OWN: Final = "Options"  # the section of what belongs to no other
 
@@ -25,9 +29,17 @@ class Command(TyperCommand):
             _name_value(parameter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if any(THINK in parameter.opts for parameter in self.params):
-            args = with_effort(args)
-        return super().parse_args(ctx, args)
+        options = [each for each in self.params if each.param_type_name == "option"]
+        for parameter in options:
+            if parameter.type.name == "path" and _is_empty(parameter.opts, args):
+                ctx.fail(f"{parameter.opts[0]} is empty, expected a path")  # as an unset variable leaves it
+        if any(THINK in parameter.opts for parameter in options):
+            args = with_effort(args, takes_text=len(options) < len(self.params))
+        try:
+            return super().parse_args(ctx, args)
+        except WrongUse as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """In sections: arguments, options, and the groups that options belong to."""
@@ -66,17 +78,24 @@ def _words(choices: Iterable[Any]) -> list[str]:
     return [str(getattr(choice, "value", choice)) for choice in choices]
 
 
-def with_effort(args: Sequence[str]) -> list[str]:
-    """`--think` may stand alone: what follows it is its word only if it is one.
+def _is_empty(flags: Sequence[str], args: Sequence[str]) -> bool:
+    apart = any(flag in flags and value == "" for flag, value in pairwise(args))
+    return apart or any(f"{flag}=" in args for flag in flags)
+
+
+def with_effort(args: Sequence[str], takes_text: bool = True) -> list[str]:
+    """`--think` may stand alone.  What follows it is its word only if it is one, at least where it could as well be
+    what the command takes besides flags.
 
     >>> with_effort(["--think", "high", "Why?"]), with_effort(["--think", "Why?"])
     (['--think', 'high', 'Why?'], ['--think=on', 'Why?'])
     """
     end = args.index("--") if "--" in args else len(args)
+
+    def alone(at: int) -> bool:
+        following = args[at + 1] if at + 1 < end else "-"
+        return following.startswith("-") or (takes_text and following not in THINKING_WORDS)
+
     return [
-        f"{THINK}=on" if word == THINK and at < end and args[at + 1 : at + 2] not in _ALONE else word
-        for at, word in enumerate(args)
+        f"{THINK}=on" if word == THINK and at < end and alone(at) else word for at, word in enumerate(args)
     ]
-
-
-_ALONE: Final = [[word] for word in THINKING_WORDS]

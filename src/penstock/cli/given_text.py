@@ -48,6 +48,8 @@ def file_block(name: str, text: str) -> str:
 
 
 def read_file(name: str) -> str:
+    if not name:
+        raise OptionError("--file is empty, expected the path of a text")
     try:
         with Path(name).expanduser().open("rb") as file:
             return _decoded(file, name)

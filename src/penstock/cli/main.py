@@ -12,14 +12,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.command import PLAIN, Command
+from penstock.cli.command import PLAIN, Command, WrongUse
 from penstock.environment import VARIABLES
 from penstock.errors import PenstockError
 
 INTERRUPTED: Final = 130  # exit status after Ctrl-C
-WrongUse: Any = (
-    typer.BadParameter.__base__
-)  # what typer raises for a wrong command line, under a name that it hides
 
 # What each command does, as its own help begins.  Its module has its name and is imported when it runs.
 COMMANDS: Final = {

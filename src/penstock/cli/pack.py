@@ -78,7 +78,9 @@ def check_outside_package(path: Path) -> None:
     """What is installed stays as it was installed."""
     package = Path(penstock.__file__).parent.resolve()
     if path.resolve().is_relative_to(package):
-        raise OptionError(f"{path}: lies in Penstock's own folder, as the pocket model does; -o names another place")
+        raise OptionError(
+            f"{path}: lies in Penstock's own folder, as the pocket model does; -o names another place"
+        )
 
 
 def _write(checkpoint: Checkpoint, destination: Path, total: int, force: bool) -> int:
