@@ -55,7 +55,7 @@ FLOORS: Final = (
         ),
         (
             Stop("engine.steps", "Generation.next", "token → text, stop strings"),
-            Stop("engine.sampling", "Sampler.sample", "logits → token"),
+            Stop("engine.sampler", "Sampler.sample", "logits → token"),
             Stop("engine.runner", "LocalRunner.commit", "the step becomes part of the state"),
         ),
     ),

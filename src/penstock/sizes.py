@@ -47,3 +47,16 @@ def disk_size(nbytes: int) -> str:
     ('86.7 GB', '16.0 MB')
     """
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def size(nbytes: float) -> str:
+    """For people, who do not want all digits.
+
+    >>> size(1536)
+    '1.50 KiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.cli.terminal import read_message
+from penstock.cli.line_editor import read_message
 
 
 def typed(*lines: str) -> Callable[[str], str]:

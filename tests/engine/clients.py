@@ -5,7 +5,8 @@ import threading
 import numpy as np
 
 from penstock.engine.engine import Engine
-from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step

@@ -184,10 +184,10 @@ def test_a_stream_that_takes_too_long(
     del client
     over, steps, advance = threading.Event(), iter(range(1000)), service.engine.advance
 
-    def stand_still(work: Any) -> Any:
+    def stand_still(work: Any, *more: Any) -> Any:
         if next(steps) > 0:
             over.wait(120)
-        return advance(work)
+        return advance(work, *more)
 
     monkeypatch.setattr(service.engine, "advance", stand_still)
     own = Service(service.engine, Settings(timeout=2), service.scheduler)

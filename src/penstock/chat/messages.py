@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+from penstock.errors import OptionError
 
 
 class Role(StrEnum):
@@ -22,6 +24,16 @@ class Thinking(StrEnum):
     LOW = "low"
     HIGH = "high"
     MAX = "max"
+
+
+THINKING_WORDS: Final = ("off", "on", "low", "high", "max")  # that people may use
+
+
+def parse_thinking(word: str) -> Thinking:
+    """ "on" is the effort that adds nothing to the prompt in any release."""
+    if word not in THINKING_WORDS:
+        raise OptionError(f"think is {word!r}, expected one of {', '.join(THINKING_WORDS)}")
+    return Thinking.LOW if word == "on" else Thinking(word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +106,6 @@ class Conversation:
         return bool(self.all_tools) or self.json_only or self.response_schema is not None
 
 
-def question(user: str, system: str = "", thinking: bool = False) -> Conversation:
+def question(user: str, system: str = "", thinking: Thinking = Thinking.OFF) -> Conversation:
     """A conversation of one question."""
-    messages = (Message(Role.SYSTEM, system), Message(Role.USER, user))
-    # The lowest effort adds no text to the prompt.
-    return Conversation(messages, thinking=Thinking.LOW if thinking else Thinking.OFF)
+    return Conversation((Message(Role.SYSTEM, system), Message(Role.USER, user)), thinking=thinking)

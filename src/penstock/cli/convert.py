@@ -17,8 +17,8 @@ from rich.progress import (
 from rich.table import Table
 
 from penstock.cli import options
-from penstock.cli.inspect import size
 from penstock.hub.find import find_model
+from penstock.sizes import size
 from penstock.weights.convert import ConvertReport, FileReport, convert
 from penstock.weights.mixes import MIXES
 

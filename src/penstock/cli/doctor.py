@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import options
-from penstock.cli.inspect import size
 from penstock.errors import OptionError, PenstockError
 from penstock.hub.find import find_model
 from penstock.machine.cpu import Cpu, read_cpu
@@ -31,6 +30,7 @@ from penstock.machine.kernel_files import SYS, text
 from penstock.machine.memory import Memory, read_memory
 from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
 from penstock.native.library import instruction_set
+from penstock.sizes import size
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import summarise
 

@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 from penstock.backend import open_backend
 from penstock.bench.bandwidth import read_bandwidth
-from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError, OptionError, PenstockError
 from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
+from penstock.sizes import size
 from penstock.storage.plan import Plan
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint

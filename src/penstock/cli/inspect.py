@@ -11,6 +11,7 @@ from rich.table import Table
 
 from penstock.cli import options
 from penstock.hub.find import find_model
+from penstock.sizes import size
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
@@ -73,15 +74,6 @@ def _tensor_rows(model: Checkpoint) -> list[dict[str, Any]]:
         }
         for name, info in {**model.index, **model.unused}.items()
     ]
-
-
-def size(nbytes: float) -> str:
-    """1536 → '1.50 KiB'"""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
 
 
 def _print_summary(console: Console, s: dict[str, Any]) -> None:

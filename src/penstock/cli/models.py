@@ -12,11 +12,11 @@ from rich.table import Table
 
 from penstock.cli import options
 from penstock.cli.fitness import Machine
-from penstock.cli.inspect import size
 from penstock.errors import HubError, OptionError, PenstockError
 from penstock.hub.cache import repositories
 from penstock.hub.library import POCKET, LocalModel, find_local, local_models
 from penstock.hub.remove import bytes_of, remove
+from penstock.sizes import size
 from penstock.storage.pack import pack_path
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import summarise

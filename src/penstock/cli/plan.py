@@ -12,13 +12,13 @@ from rich.table import Table
 from penstock.backend import open_backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.cli import options
-from penstock.cli.inspect import size
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import OptionError
 from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
+from penstock.sizes import size
 from penstock.storage.plan import SLACK, Plan
 from penstock.storage.policies import POLICIES
 from penstock.storage.replay import replay

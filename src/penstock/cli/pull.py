@@ -12,14 +12,13 @@ from rich.table import Table
 
 from penstock.cli import options
 from penstock.cli.fitness import Fitness, Machine
-from penstock.cli.inspect import size
 from penstock.hub.cache import cache_folder
 from penstock.hub.catalog import Known, known_by_name, read_catalog
 from penstock.hub.find import download_model
 from penstock.hub.outline import outline_known, outline_remote
 from penstock.hub.pull import Wanted, check_room, existing, free_bytes, look_up
 from penstock.hub.reference import Reference, parse_reference
-from penstock.sizes import disk_size
+from penstock.sizes import disk_size, size
 
 
 def pull_command(

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.opening import LoadingBar, open_engine
 from penstock.engine.options import EngineOptions
 from penstock.environment import API_KEY
 from penstock.errors import OptionError
@@ -36,7 +35,8 @@ def serve_command(
     chosen = engine_given(sessions=settings.parallel)
     if settings.park_after and chosen.trace is not None:
         raise OptionError("--park-after and --trace: an engine that records a trace cannot be parked")
-    # The web framework is imported here: other commands start without it.
+    # What computes and the web framework are loaded when there is something to serve.
+    from penstock.cli.opening import LoadingBar, open_engine
     from penstock.server.http.server import Server, address, listen
     from penstock.server.observe.logs import start_logging
     from penstock.server.service import Service
@@ -64,8 +64,10 @@ def read_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--api-key-file {file}: {error}") from None
+        except OSError as error:
+            raise OptionError(f"--api-key-file {file}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise OptionError(f"--api-key-file {file}: not UTF-8 text") from None
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise OptionError(f"--api-key-file {file}: there is no key in it")

@@ -15,6 +15,7 @@ from penstock.backend.state import Step as ModelStep
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan, state_layout
+from penstock.engine.progress import PrefillProgress, PrefillWatch
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
@@ -223,13 +224,17 @@ class Engine:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     def feed(
-        self, work: Sequence[tuple[Session, Sequence[int]]], logits: str = "last"
+        self,
+        work: Sequence[tuple[Session, Sequence[int]]],
+        logits: str = "last",
+        progress: Callable[[float], None] | None = None,
     ) -> list[Logits | None]:
         """Processes tokens of several sessions together.  One result per session: "last" → [vocab],
         "all" → [len(ids), vocab], "none" → None.
 
         Nothing happens if any id or length is wrong.  If a step fails, each session stands where its last
-        completed step left it.
+        completed step left it.  `progress` is told after every layer how many tokens are read, of all together; a
+        step is read in part while it runs.  What it raises ends the feeding.
 
         >>> first, second = engine.session(), engine.session()
         >>> found = engine.feed([(first, [0, 17]), (second, [0, 17, 4])], logits="all")
@@ -248,7 +253,7 @@ class Engine:
             for job in jobs:
                 job.session.state.check_room(len(job.ids))
             while any(job.left for job in jobs):
-                self._step(jobs, logits)
+                self._step(jobs, logits, progress)
         return [job.result(logits) for job in jobs]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
@@ -263,25 +268,32 @@ class Engine:
                 raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
         return tokens
 
-    def advance(self, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits | None]:
+    def advance(
+        self,
+        work: Sequence[tuple[Session, Sequence[int], int]],
+        progress: Callable[[float], None] | None = None,
+    ) -> list[Logits | None]:
         """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
-        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens."""
+        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens.  progress:
+        told the share of the step that is done."""
         checked = [(session, self._checked(ids), rows) for session, ids, rows in work]
         if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
             raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
         with self._lock:
             for session, ids, _ in checked:
                 session.state.check_room(len(ids))
-            return self._run(checked)
+            return self._run(checked, progress)
 
-    def _run(self, work: Sequence[tuple[Session, list[int], int]]) -> list[Logits | None]:
+    def _run(
+        self, work: Sequence[tuple[Session, list[int], int]], progress: Callable[[float], None] | None
+    ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
         runner = self._load()
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
         try:
-            logits = runner.run(step)
+            logits = runner.run(step, progress)
             runner.commit(step)
         except BaseException:
             runner.discard(step)
@@ -296,7 +308,7 @@ class Engine:
             found.append(part)
         return found
 
-    def _step(self, jobs: "list[_Job]", logits: str) -> None:
+    def _step(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
         """As many waiting tokens as a chunk holds, first sessions first."""
         room = self.plan.chunk
         taken: list[tuple[_Job, list[int]]] = []
@@ -309,7 +321,9 @@ class Engine:
         def rows(job: _Job, ids: list[int]) -> int:
             return {"none": 0, "all": len(ids), "last": int(job.left == len(ids))}[logits]
 
-        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken])
+        before, count = sum(job.done for job in jobs), sum(len(ids) for _, ids in taken)
+        tell = None if progress is None else lambda share: progress(before + share * count)
+        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken], tell)
         for (job, ids), part in zip(taken, found, strict=True):
             job.advance(ids, part)
         waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
@@ -338,11 +352,13 @@ class Engine:
     def generate(
         self,
         prompt_ids: Sequence[int],
-        max_tokens: int = 64,
+        max_tokens: int | None = 64,
         sampling: Sampling | None = None,
         session: Session | None = None,
+        progress: Callable[[PrefillProgress], None] | None = None,
     ) -> Iterator[Step]:
-        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token.
+        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token, until the model
+        ends, `max_tokens` are there or the context is full.  `progress` hears how far the prompt is read.
 
         >>> sampling = penstock.Sampling(seed=1, ignore_eos=True)
         >>> steps = list(engine.generate([0, 17, 4], max_tokens=8, sampling=sampling))
@@ -353,7 +369,10 @@ class Engine:
         generation = self.generation(
             session, [*session.tokens, *prompt_ids], max_tokens, sampling or Sampling()
         )
-        logits = session.feed(prompt_ids)
+        watch = None
+        if progress is not None:
+            watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
+        logits = session.feed(prompt_ids, progress=watch)
         while True:
             assert logits is not None
             step = generation.next(logits)
@@ -363,7 +382,7 @@ class Engine:
             logits = session.feed([step.token])
 
     def generation(
-        self, session: Session | None, prompt: Sequence[int], max_tokens: int, sampling: Sampling
+        self, session: Session | None, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling
     ) -> Generation:
         """What turns a session's logits into tokens and text, after a prompt that it has read or will read.  The
         session may come later; what is wrong with the rest is said now."""

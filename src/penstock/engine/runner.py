@@ -24,8 +24,9 @@ class Runner(ABC):
     states: StatePool
 
     @abstractmethod
-    def run(self, step: Step) -> Logits:
-        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed."""
+    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
+        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed.  progress:
+        see `Architecture.forward`."""
 
     @abstractmethod
     def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
@@ -85,9 +86,9 @@ class LocalRunner(Runner):
             self.storage.close()  # nothing may be read to memory that goes away
             raise
 
-    def run(self, step: Step) -> Logits:
+    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
         self.storage.begin_step()
-        hidden = self.model.forward(step)
+        hidden = self.model.forward(step, progress=progress)
         logits = self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
         self.backend.check()
         return logits

@@ -17,6 +17,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,7 @@ from penstock.engine.scoring import score_prompt, score_rows
 from penstock.errors import BusyError, ContextLengthError, PenstockError
 
 Logits = NDArray[np.float32]
+TOLD_EVERY: Final = 0.5  # seconds; a step over a large piece of a prompt may take a minute
 
 
 class Scheduler:
@@ -68,6 +71,8 @@ class Scheduler:
         self._scored_last = False
         self.steps = self.busy_rows = self.paused = 0
         self.engine_seconds = 0.0
+        self.told_every = TOLD_EVERY
+        self._told = 0.0  # when those who wait last heard how far it is
 
     # ── from other threads ────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +198,7 @@ class Scheduler:
         work = self._choose()
         if not work:
             return
-        begin = time.perf_counter()
+        begin, self._told = time.perf_counter(), time.monotonic()
         try:
             found = self._run_step(work)
         except PenstockError as error:
@@ -210,7 +215,17 @@ class Scheduler:
 
     def _run_step(self, work: Sequence[Work]) -> list[Logits | None]:
         """The logits of each part's last rows: [rows, vocab]"""
-        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work])
+        reading = [part for part in work if part.slot.prefilling and not part.slot.resumed]
+        progress = partial(self._tell, reading) if reading else None
+        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work], progress)
+
+    def _tell(self, reading: Sequence[Work], share: float) -> None:
+        """Those whose prompts are being read hear how far that is, also in the middle of a step."""
+        now = time.monotonic()
+        if now - self._told >= self.told_every and share < 1:  # its end is told anyway
+            self._told = now
+            for part in reading:
+                part.slot.request.emit(part.slot.progress(share * len(part.ids)))
 
     def _drop_cancelled(self) -> None:
         for slot in [slot for slot in self._slots if slot.request.cancelled.is_set()]:

@@ -1,6 +1,6 @@
 """One timeline of tokens and the exact attention state that belongs to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +49,12 @@ class Session:
         """How many tokens can be taken back now.  All of them can always be."""
         return self.position - self.state.floor
 
-    def feed(self, ids: Sequence[int], logits: str = "last") -> NDArray[np.float32] | None:
-        """Processes tokens.  `logits`: "last" → [vocab], "all" → [len(ids), vocab], "none" → None."""
-        return self.engine.feed([(self, ids)], logits=logits)[0]
+    def feed(
+        self, ids: Sequence[int], logits: str = "last", progress: Callable[[float], None] | None = None
+    ) -> NDArray[np.float32] | None:
+        """Processes tokens.  `logits`: "last" → [vocab], "all" → [len(ids), vocab], "none" → None.  `progress`: see
+        `Engine.feed`."""
+        return self.engine.feed([(self, ids)], logits, progress)[0]
 
     def rewind(self, count: int) -> None:
         """Forgets the last `count` tokens; raises RewindError beyond `max_rewind` (unless all are forgotten).

@@ -17,7 +17,8 @@ from penstock.engine.constraint import Constraint
 from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
-from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
@@ -122,14 +123,14 @@ class Service:
                     case Failed(error):
                         raise error
                     case PrefillProgress():
-                        usage.cached = update.cached
+                        usage.cached, usage.prefill = update.cached, update
                         yield update
                     case Scored():
                         yield update
                         if update.last:
                             return
                     case Step():
-                        usage.first = usage.first or time.monotonic()
+                        usage.first, usage.prefill = usage.first or time.monotonic(), None
                         usage.completion += 1
                         yield update
                         if update.finish_reason is not None:

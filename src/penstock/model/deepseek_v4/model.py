@@ -1,5 +1,6 @@
 """DeepSeek-V4, layer by layer.  Knows no device, and nothing of where weights come from."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -110,7 +111,9 @@ class DeepSeekV4(Architecture):
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def forward(self, step: Step, hidden: Array | None = None) -> Array:
+    def forward(
+        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+    ) -> Array:
         batch = self.ops.begin(step, range(len(self.layers)))
         streams = hidden
         if streams is None:
@@ -118,10 +121,12 @@ class DeepSeekV4(Architecture):
             streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
         # After the embedding, whose few pages would wait behind all that is read from here on.
         self.announce(step.tokens)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, 1):
             self.dense.enter(layer.block)
             layer.forward(streams, batch)
             self.dense.leave(layer.block)
+            if progress is not None:
+                progress(number / len(self.layers))
         if self.draft is not None:
             self.dense.enter(DRAFT)
             self.draft.follow(streams, step, batch)

@@ -31,7 +31,7 @@ from penstock.server.api.shared import (
 from penstock.server.http.errors import ApiError, anthropic_envelope
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
-from penstock.server.usage import Usage
+from penstock.server.usage import Usage, sign_of_life
 
 SIGNATURE: Final = "penstock"  # clients expect one; reasoning that comes back is text like any other
 PING: Final = named_event({"type": "ping"})
@@ -239,7 +239,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     turn = service.run(reply, body.max_tokens, usage)
     answer = Answer(service.settings.name, usage)
     if body.stream:
-        return await EventStream.open(answer.stream(turn), service.settings.ping, _failure, PING)
+        ping = lambda: f"{sign_of_life([usage])}\n{PING}"  # noqa: E731
+        return await EventStream.open(answer.stream(turn), service.settings.ping, _failure, ping)
     return json_reply(await unless_disconnected(request, answer.collect(turn)))
 
 

@@ -19,7 +19,7 @@ from penstock.chat.events import (
     coalesced,
 )
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import PrefillProgress
+from penstock.engine.progress import PrefillProgress
 from penstock.engine.steps import Step
 from penstock.server.api.openai import Choices, finite, token_name
 from penstock.server.api.shared import ALIASES, EFFORTS, Json, Offer, SamplingFields, offer, refusal
@@ -140,6 +140,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    return_progress: bool | None = None  # llama.cpp's: chunks with `prompt_progress` while the prompt is read
 
     def rendering(self) -> dict[str, bool]:
         """The answer may have to be a call, or to go on with the last message."""
@@ -250,6 +251,10 @@ class ChatChoice:
         limit = self._service.settings.max_tokens if self._body.limit is None else self._body.limit
         return self._service.run(self.reply, limit, self.usage)
 
+    @property
+    def tells_progress(self) -> bool:
+        return bool(self._body.return_progress)
+
     def logprobs(self) -> dict[str, list[Json]] | None:
         """Those of the tokens since the last call, reasoning and answer apart as DeepSeek gives them."""
         if not self._body.logprobs:
@@ -293,6 +298,16 @@ def delta_object(event: Event) -> Json | None:
             return None
 
 
+def progress_object(progress: PrefillProgress) -> Json:
+    """In llama.cpp's terms."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.done,
+        "time_ms": round(1000 * progress.seconds),
+    }
+
+
 def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
     def entry(token: int, logprob: float) -> Json:
         raw = list(tokenizer.token_bytes(token))
@@ -331,6 +346,8 @@ class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
         if not choice.begun:
             choice.begun = True
             yield part({"role": "assistant"}), {}
+        if isinstance(update, PrefillProgress) and choice.tells_progress:
+            yield part({}), {"prompt_progress": progress_object(update)}
         for event in coalesced(update.events) if isinstance(update, Token) else ():
             if isinstance(event, Done):
                 yield part({}, event.finish_reason), {"timings": timings(choice.usage)}

@@ -15,7 +15,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from penstock.engine.engine import Engine
-from penstock.engine.requests import PrefillProgress, Scored
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Scored
 from penstock.engine.steps import Step
 from penstock.server.api.openai import Choices, finite, token_name
 from penstock.server.api.shared import Json, SamplingFields, refusal

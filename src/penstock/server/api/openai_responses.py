@@ -32,7 +32,7 @@ from penstock.server.api.shared import (
 from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
-from penstock.server.usage import Usage
+from penstock.server.usage import Usage, sign_of_life
 
 router = APIRouter()
 
@@ -455,5 +455,6 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     answer = Answer(settings.name, int(time.time()), body.echo(), usage)
     if body.stream:
         failure = lambda error: named_event(answer.fail(error))  # noqa: E731
-        return await EventStream.open(answer.stream(turn), settings.ping, failure)
+        alive = lambda: sign_of_life([usage]) + "\n\n"  # noqa: E731
+        return await EventStream.open(answer.stream(turn), settings.ping, failure, alive)
     return json_reply(await unless_disconnected(request, answer.collect(turn)))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from penstock.chat.driver import Token
 from penstock.chat.events import Event
 from penstock.chat.messages import Message, Role, Thinking
-from penstock.engine.requests import PrefillProgress
+from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import named_event

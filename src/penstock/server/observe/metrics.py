@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.requests import Failed, PrefillProgress, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Update
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError, kind_of
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
@@ -281,8 +282,9 @@ class _Count:
                 self.metrics.lookups.labels(update.source, update.reason).inc()
                 totals.cached += update.cached
                 self.read = update.cached
-            totals.read += update.done - self.read
-            self.read = self.length = update.done
+            read = max(update.done, self.read)  # a step that failed on its way is begun again
+            totals.read += read - self.read
+            self.read = self.length = read
         elif isinstance(update, Step):
             totals.generated += 1
             self.length += 1
