@@ -68,9 +68,10 @@ def read_stdin() -> str:
 
 def _is_piped() -> bool:
     """Whether standard input is a pipe or a file: what somebody has put there, not a terminal or nothing."""
-    if sys.stdin is None:
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or not a file at all
         return False
-    mode = os.fstat(sys.stdin.fileno()).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 

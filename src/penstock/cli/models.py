@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli import options
+from penstock.cli.command import PLAIN
 from penstock.cli.fitness import Machine
 from penstock.errors import HubError, OptionError, PenstockError
 from penstock.hub.cache import repositories
@@ -25,6 +26,8 @@ models_app = typer.Typer(
     name="models",
     help="Show the models that are here, and how they would run here.",
     invoke_without_command=True,
+    add_completion=False,
+    **PLAIN,
 )
 
 
