@@ -125,6 +125,12 @@ class EngineOptions:
     prefetch: str = option(
         "auto", choice("auto", "off"), "Read experts ahead that the next layer will probably want.", **READING
     )
+    learn: str = option(
+        "on",
+        choice("on", "off"),
+        "Remember how often experts are used, in the user's cache folder, and begin with the most used ones.",
+        **MEMORY,
+    )
     pack: Path | str | None = option(
         "auto",
         file("auto"),

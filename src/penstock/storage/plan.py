@@ -74,18 +74,6 @@ class Plan:
         """Of uniform routing: the share of experts that are in memory."""
         return min(1.0, self.experts_held / self.experts_total) if self.experts_total else 1.0
 
-    def disk_bytes(self, hit_rate: float | None = None) -> float:
-        """Bytes that a token has to wait for from the disk."""
-        if self.mode != "direct":
-            return 0.0
-        misses = 1 - (self.hit_rate() if hit_rate is None else hit_rate)
-        return self.dense_streamed + misses * self.read_by_token["experts"]
-
-    def seconds_per_token(self, memory: float, disk: float, hit_rate: float | None = None) -> float:
-        """memory, disk: bytes per second.  Reading from both goes on at the same time: the slower one counts."""
-        computing = sum(self.read_by_token.values()) / memory
-        return max(computing, self.disk_bytes(hit_rate) / disk)
-
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"total": self.total, "hit_rate_uniform": self.hit_rate()}
 
