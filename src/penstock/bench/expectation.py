@@ -88,7 +88,7 @@ class ExpectedRun:
         self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
         self.disk, self.guesses_right = disk, guesses_right
         self.sizes = sizes or Sizes(checkpoint)
-        self.time = Timeline(disk.latency, disk.bytes_per_second)
+        self.time = Timeline(disk.latency, disk.bytes_per_second, disk.delay)
         self.position = self.hits = self.misses = 0
         source = self.sizes.source
         self.cache: Cache | None = None
@@ -229,12 +229,12 @@ def expect(
     usage: Usage | None = None,
     trace: Trace | None = None,
     policy: str = "lfru",
-    cold: int = 0,
+    coming: float = 0.0,
 ) -> Expectation:
     """The speed of a model, on disk or imagined.
 
     usage, trace  how often experts were used, or which ones; without either all are equally likely
-    cold          bytes of a mapped file that are not in memory yet and come while the first prompt is read
+    coming        seconds that a mapped file takes to come to memory, with the first prompt
     """
     sizes = Sizes(checkpoint)
     source, used = sizes.source, checkpoint.config.experts_used
@@ -253,7 +253,7 @@ def expect(
         beginning = run()
         if usage is not None and trace is None:
             beginning.fill(usage.favourites())
-        prompts[tokens] = _not_faster_than(disk, cold, beginning.prefill(tokens))
+        prompts[tokens] = _with_the_file(beginning.prefill(tokens), coming)
     first = beginning.decode(ANSWER)
     settled = run()
     settled.fill(usage.favourites() if usage is not None and trace is None else _mixed(source))
@@ -262,12 +262,9 @@ def expect(
     return Expectation(prompts[PROMPT], first, settled.decode(ANSWER), prompts)
 
 
-def _not_faster_than(disk: ReadSpeed, cold: int, prefill: Phase) -> Phase:
-    """A prompt that is read while the file comes to memory."""
-    coming = disk.seconds(cold)
-    if coming <= prefill.seconds:
-        return prefill
-    return prefill._replace(seconds=coming, waiting=coming - prefill.seconds, disk_bytes=float(cold))
+def _with_the_file(prefill: Phase, coming: float) -> Phase:
+    """Bringing a file takes the processor's time too, so it adds to what it goes on beside."""
+    return prefill._replace(seconds=prefill.seconds + coming, waiting=prefill.waiting + coming)
 
 
 def _mixed(source: ExpertSource) -> list[int]:

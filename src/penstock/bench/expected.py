@@ -16,7 +16,7 @@ from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, expect
 from penstock.bench.measured_once import MeasuredOnce
-from penstock.storage.page_cache import absent_bytes
+from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
 from penstock.storage.read_speed import ReadSpeed, read_speed
@@ -36,7 +36,7 @@ class Expected(Expectation):
     disk: ReadSpeed
     memory_bandwidth: float  # bytes per second
     basis: str  # where the hit rate comes from
-    cold: int  # bytes of a mapped file that are not in memory
+    absent: Absent  # of a mapped file
 
     @property
     def token_seconds(self) -> dict[str, float]:
@@ -60,7 +60,7 @@ class Expected(Expectation):
             "disk_bandwidth": self.disk.bytes_per_second,
             "disk_latency": self.disk.latency,
             "memory_bandwidth": self.memory_bandwidth,
-            "cold_bytes": self.cold,
+            "cold_bytes": self.absent.nbytes,
         }
 
 
@@ -94,7 +94,7 @@ def expect_here(
             known = recall_usage(model, config.layer_count, config.experts) if learned else None
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
-    cold = absent_bytes(checkpoint.files) if on_disk and plan.mode == "mmap" else 0
-    found = expect(checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, cold=cold)
+    cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
+    found = expect(checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, coming=cold.seconds)
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
-    return Expected(**vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, cold=cold)
+    return Expected(**vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, absent=cold)

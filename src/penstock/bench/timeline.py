@@ -15,11 +15,12 @@ class Timeline:
     (5.0, 4.0)
     """
 
-    def __init__(self, latency: float, bytes_per_second: float):
+    def __init__(self, latency: float, bytes_per_second: float, delay: float = 0.0):
+        """delay: seconds that computing loses for each byte that is read."""
         self.now = 0.0
         self.waited = 0.0
         self.disk_bytes = 0.0
-        self._latency, self._speed = latency, bytes_per_second
+        self._latency, self._speed, self._delay = latency, bytes_per_second, delay
         self._disk = 0.0  # until when the disk's time is told
         self._ahead: dict[int, float] = {}  # bytes left of reads ahead, in order
         self._arrived: dict[int, float] = {}
@@ -33,7 +34,7 @@ class Timeline:
         if not nbytes:
             return self.now
         self._idle_until(self.now)
-        self.disk_bytes += nbytes
+        self._count(nbytes)
         self._disk = max(self._disk, self.now) + nbytes / self._speed
         return self._disk + self._latency
 
@@ -42,7 +43,7 @@ class Timeline:
         self._idle_until(self.now)
         self._number += 1
         self._ahead[self._number] = nbytes
-        self.disk_bytes += nbytes
+        self._count(nbytes)
         return self._number
 
     def wait(self, until: float) -> None:
@@ -57,6 +58,10 @@ class Timeline:
             self._disk = max(self._disk, self.now) + left / self._speed
             self._arrived[number] = self._disk
         self.wait(self._arrived.pop(number, 0.0) + self._latency)
+
+    def _count(self, nbytes: float) -> None:
+        self.disk_bytes += nbytes
+        self.now += nbytes * self._delay
 
     def _idle_until(self, moment: float) -> None:
         """What the disk did since it was last asked, if it had time."""

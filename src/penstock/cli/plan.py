@@ -106,8 +106,9 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     if plan.mode == "direct":
         read = size(steady.disk_bytes / steady.tokens)
         lines.append(f"hit rate {steady.hit_rate:.0%} {expected.basis}: {read} of a token come from the disk")
-    elif expected.cold:
-        lines.append(f"{size(expected.cold)} are not in memory yet and come with the first prompt")
+    elif expected.absent.nbytes:
+        coming = f"{size(expected.absent.nbytes)} are not in memory yet"
+        lines.append(f"{coming} and come with the first prompt, in about {expected.absent.seconds:.2g} s")
     parts = {"dense": "weights of every token", "experts": "experts", "logits": "logits", "disk": "waiting for the disk"}
     times = [f"{1e3 * expected.token_seconds[name]:.3g} ms {what}" for name, what in parts.items()]
     lines.append(f"time of a token: {', '.join(times)}")

@@ -3,32 +3,56 @@
 import ctypes
 import mmap
 import threading
+import time
 from collections.abc import Sequence
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from penstock.weights.files import MappedFile
 
 SAMPLES: Final = 512  # pages looked at
+TRIED: Final = 16 << 20  # bytes that are brought to see how fast that is, by each thread
 WINDOW: Final = 32 << 20  # bytes that a thread brings at a time
 STRIDE: Final = 64 << 10  # between two bytes that are touched: less than any system reads ahead
 THREADS: Final = 4
 
 
-def absent_bytes(files: Sequence[MappedFile]) -> int:
-    """About how many bytes of the files the system would have to read; 0 where it does not tell."""
+class Absent(NamedTuple):
+    """Bytes of mapped files that are not in memory, and about how long it takes to bring them."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+def absent(files: Sequence[MappedFile]) -> Absent:
+    """By samples, some of which are brought to see how fast that is.  Nothing where the system does not tell."""
     total = sum(file.size for file in files)
-    looked = missing = 0
+    looked, missing = 0, []
     for file in files:
+        file.expect_all()  # as the engine does, for large pages
         count = max(1, SAMPLES * file.size // total)
         for start in np.linspace(0, max(0, file.size - mmap.PAGESIZE), count, dtype=np.int64).tolist():
             here = _is_here(file.bytes.ctypes.data + start // mmap.PAGESIZE * mmap.PAGESIZE)
             if here is None:
-                return 0
+                return Absent()
             looked += 1
-            missing += not here
-    return total * missing // looked
+            if not here:
+                missing.append((file, start))
+    if not missing:
+        return Absent()
+    nbytes = total * len(missing) // looked
+    windows = [(file, start, min(TRIED, file.size - start)) for file, start in missing[:: -(-len(missing) // THREADS)]]
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda window: _touch(*window), windows))
+    tried = sum(length for _, _, length in windows)
+    return Absent(nbytes, nbytes / tried * (time.perf_counter() - begin))
+
+
+def _touch(file: MappedFile, start: int, length: int) -> None:
+    file.bytes[start : start + length : STRIDE].max()  # lets other threads run
 
 
 def _is_here(address: int) -> bool | None:
@@ -59,7 +83,7 @@ class Bringing:
                 file, start = next(self._windows, (None, 0))
             if file is None:
                 return
-            file.bytes[start : start + WINDOW : STRIDE].max()  # lets other threads run
+            _touch(file, start, WINDOW)
 
     def stop(self) -> None:
         """Waits for the windows under way."""

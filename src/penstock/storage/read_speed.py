@@ -1,6 +1,7 @@
 """How fast a model's experts come from its disk: one alone, and many in a row, read as the engine reads them."""
 
 import math
+import os
 import random
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from penstock.backend.base import Backend
+from penstock.machine.cpu import read_cpu
 from penstock.machine.disk import find_disk
 from penstock.machine.notes import recall, remember
 from penstock.machine.pages import reserve
@@ -30,7 +32,7 @@ MOST_BYTES: Final = 256 << 20  # of memory for them
 
 class ReadSpeed(NamedTuple):
     """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte; `handling` is what the
-    processor has to do for each expert that comes.
+    calling thread has to do for each expert, `delay` what all others lose while a byte is read.
 
     >>> ReadSpeed(2e9, 0.001).seconds(4_000_000)
     0.003
@@ -39,6 +41,7 @@ class ReadSpeed(NamedTuple):
     bytes_per_second: float
     latency: float
     handling: float = 1e-4
+    delay: float = 0.0  # of computing, by the byte: reading takes some of every core
     when: float = 0.0  # seconds since 1970
 
     def seconds(self, nbytes: float) -> float:
@@ -65,11 +68,20 @@ def measure_reads(source: ExpertSource, backend: Backend) -> ReadSpeed:
     requests = experts_at_random(source)
     with closing(Reader()) as reader:
         stream(reader, buffers, requests, 0.0)  # opens files, starts threads, brings memory
-        speed = max(stream(reader, buffers, requests, SECONDS) for _ in range(ROUNDS))
+        begin, worked = time.perf_counter(), _processor_seconds()
+        speeds = [stream(reader, buffers, requests, SECONDS) for _ in range(ROUNDS)]
+        nbytes = median(speeds) * (time.perf_counter() - begin)
+        delay = (_processor_seconds() - worked) / nbytes / read_cpu().usable
+        speed = max(speeds)
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
     seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
     latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
-    return ReadSpeed(speed, latency, handling, time.time())
+    return ReadSpeed(speed, latency, handling, delay, time.time())
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
 
 
 def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") -> tuple[float, float]:
@@ -113,8 +125,9 @@ def stream(reader: Reader, buffers: Sequence[Bytes], requests: Iterator[Request]
 
 def _noted(value: Any) -> ReadSpeed | None:
     match value:
-        case [float(speed), float(latency), float(handling), float(when)] if speed > 0 and latency >= 0:
-            found = ReadSpeed(speed, latency, handling, when)
-            return found if all(map(math.isfinite, found)) else None
+        case [float(), float(), float(), float(), float()]:
+            found = ReadSpeed(*value)
+            good = all(math.isfinite(number) and number >= 0 for number in found)
+            return found if good and found.bytes_per_second > 0 else None
         case _:
             return None

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backend.base import Backend
+from penstock.machine.memory import read_memory
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.dense import DenseWeights, LoadedDense
 from penstock.storage.pack import find_source
+from penstock.storage.page_cache import Bringing
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import choose_policy, note_trace
 from penstock.storage.prefetch import Prefetch
@@ -34,6 +36,7 @@ class Storage:
     counters: Counters | None = None
     recorder: "Recorder | None" = None
     watch: Watch | None = None
+    bringing: Bringing | None = None
     step_began: dict[str, Any] = field(default_factory=dict)
 
     def totals(self) -> dict[str, Any]:
@@ -80,6 +83,8 @@ class Storage:
         return found
 
     def close(self) -> None:
+        if self.bringing is not None:
+            self.bringing.stop()
         if self.recorder is not None:
             self.recorder.close()
         if self.reader is not None:
@@ -133,7 +138,9 @@ def open_storage(
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
         dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)
-        return Storage(plan, dense, experts)
+        files = checkpoint.files
+        fits = sum(file.size for file in files) <= read_memory().room
+        return Storage(plan, dense, experts, bringing=Bringing(files) if fits else None)
     reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
     if policy == "auto":

@@ -25,6 +25,7 @@ from penstock.storage.source import ExpertSource
 from penstock.storage.store import ExpertStore, Lease, ready_expert
 
 IN_FLIGHT: Final = 12  # experts on their way while many rows wait for the next
+TOGETHER: Final = 3  # of them computed at a time: meanwhile nothing new is asked for, and the disk must not run dry
 
 
 class Recorder(Protocol):
@@ -224,7 +225,7 @@ class StreamedLease(Lease):
             if queue[-1] in self.coming:
                 self._wait(queue[-1])
             share = []
-            while queue and queue[-1] in self.here:
+            while queue and queue[-1] in self.here and (self.requested or len(share) < TOGETHER):
                 share.append(queue.pop())
             self.last = not queue
             return self._hand_over(share)
