@@ -38,3 +38,12 @@ def write_size(nbytes: int) -> str:
         if nbytes and nbytes % (1 << 10 * power) == 0:
             return f"{nbytes >> 10 * power}{'KMGT'[power - 1]}iB"
     return str(nbytes)
+
+
+def write_amount(nbytes: int) -> str:
+    """About so much, for a person.
+
+    >>> write_amount(3 << 29), write_amount(5 << 20)
+    ('1.50 GiB', '5 MiB')
+    """
+    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"

@@ -17,7 +17,7 @@ from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.machine.memory import read_memory
-from penstock.storage.plan import SLACK, Plan
+from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.storage.policies import POLICIES
 from penstock.storage.trace import read_trace
 from penstock.weights.opening import open_checkpoint
@@ -57,7 +57,7 @@ def plan_command(
         print(json.dumps(plan.as_dict() | {"context": tokens} | expected.as_dict()))
         return
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_places(plan, tokens))
+    console.print(_places(plan, tokens, chosen.context is not None))
     for line in _expectation(plan, expected):
         console.print(line)
     room = read_memory().room
@@ -65,7 +65,8 @@ def plan_command(
         console.print(f"[yellow]only {size(room)} are free now[/]")
 
 
-def _places(plan: Plan, context: int) -> Table:
+def _places(plan: Plan, context: int, asked: bool) -> Table:
+    """asked: whether the context is as long as it was told to be."""
     table = Table(
         title=f"{plan.mode}, {size(plan.budget) if plan.budget else 'no limit'}", title_justify="left"
     )
@@ -77,7 +78,7 @@ def _places(plan: Plan, context: int) -> Table:
     slots = plan.experts_held // plan.expert_bytes
     rows = [
         ("program", plan.base + SLACK, "interpreter, libraries, tokenizer, tables"),
-        ("context", plan.state, f"state of one session of {context:,} tokens"),
+        ("context", plan.state, _context(plan, context, asked)),
         ("prefill", plan.work, f"{plan.chunk:,} tokens at a time"),
         ("weights of every token", plan.dense_held + plan.dense_buffers, f"of {size(plan.dense)}"),
         ("", None, "; ".join(part for part in (blocks, head) if part)),
@@ -94,6 +95,13 @@ def _places(plan: Plan, context: int) -> Table:
     table.add_section()
     table.add_row("all", size(plan.total), f"the least that works is {size(plan.smallest)}")
     return table
+
+
+def _context(plan: Plan, context: int, asked: bool) -> str:
+    if asked or plan.budget is None or context <= RESERVED:
+        return f"state of one session of {context:,} tokens"
+    grows = "experts give way" if plan.mode == "direct" else "there is room"
+    return f"{RESERVED:,} tokens; up to {context:,}, for which {grows}"
 
 
 def _expectation(plan: Plan, expected: Expected) -> list[str]:

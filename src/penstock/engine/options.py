@@ -50,8 +50,8 @@ class EngineOptions:
     context: int | None = option(
         None,
         whole(1),
-        "Most tokens that a session may hold.",
-        unset="the model's limit, or what fits",
+        "Most tokens that a session may hold; memory for all of them is set aside.",
+        unset="as many as fit, for which experts give way once they come",
         flags=("--context", "--ctx"),
         group="Engine",
         commands=("run", "chat", "serve", "plan"),

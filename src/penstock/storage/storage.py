@@ -65,6 +65,11 @@ class Storage:
         if self.watch is not None:
             self.watch.adjust()
 
+    def lend(self, nbytes: int) -> None:
+        """Sessions need so many bytes beyond what the plan has for them: experts give way."""
+        if isinstance(self.experts, StreamedExperts) and self.plan.mode == "direct":
+            self.experts.lend(nbytes - max(0, (self.plan.budget or 0) - self.plan.total))
+
     def stats(self) -> dict[str, Any]:
         """Counters since the beginning, those of the latest step, and by block."""
         source = self.experts.source if isinstance(self.experts, StreamedExperts) else self.dense.checkpoint

@@ -83,6 +83,7 @@ class StreamedExperts(ExpertStore):
         self.memory = Tier("memory", cache, slots)
         self.prefetch, self.counters, self.recorder = prefetch, counters, recorder
         self._heat = Heat(source.blocks, source.experts)
+        self._share, self._lent = cache.capacity, 0
         self.table = backend.expert_table(source.experts)  # of the lease under way
 
     @property
@@ -124,7 +125,21 @@ class StreamedExperts(ExpertStore):
     # ── moving experts between the tiers ──────────────────────────────────────────────────────────────────
 
     def resize(self, capacity: int) -> None:
-        """The cache may hold so many bytes from now on."""
+        """The cache may hold so many bytes from now on, less what it has lent."""
+        self._share = capacity
+        self._fit()
+
+    def lend(self, nbytes: int) -> None:
+        """So many bytes of the cache's share are somebody else's: whole experts give way, but the last few."""
+        largest = max(self.source.slot_bytes)
+        self._lent = -(-max(0, nbytes) // largest) * largest
+        self._fit()
+
+    def _fit(self) -> None:
+        fewest = 2 * self.source.checkpoint.config.experts_used * max(self.source.slot_bytes)
+        capacity = max(min(fewest, self._share), self._share - self._lent)
+        if capacity == self.cache.capacity:
+            return
         room = self.memory.slots.limit - self.cache.capacity
         for key in self.cache.resize(capacity):
             self.evict(key)
