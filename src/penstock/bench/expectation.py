@@ -6,19 +6,18 @@ only the kernels and the disk are replaced by the time that they take.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from penstock.bench.costs import Costs, LayerCosts
 from penstock.bench.routing import DrawnRouting, Routing, TracedRouting
 from penstock.bench.timeline import Timeline
-from penstock.model.deepseek_v4.model import GUESSED_ROWS
 from penstock.storage.cache import Cache, make_cache
 from penstock.storage.dense import BUFFERS
 from penstock.storage.plan import Plan, Sizes
-from penstock.storage.prefetch import WORTH
+from penstock.storage.prefetch import GUESSED_ROWS, WORTH
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.source import ExpertSource
 from penstock.storage.trace import Trace
@@ -31,7 +30,8 @@ ANSWER: Final = 64
 SETTLING: Final = 16  # tokens after which a full cache has found its ways
 
 
-class Phase(NamedTuple):
+@dataclass(frozen=True)
+class Phase:
     """Some tokens, the seconds that they take, those of them spent waiting for the disk, and what is read."""
 
     tokens: int
@@ -55,14 +55,16 @@ class Expectation:
     prompts: Mapping[int, Phase]  # by length
 
 
-class Ahead(NamedTuple):
+@dataclass(frozen=True)
+class Ahead:
     """Experts of a layer that are read before it asks, and their read."""
 
     count: float
     read: int
 
 
-class Missing(NamedTuple):
+@dataclass(frozen=True)
+class Missing:
     """Experts that a layer has to wait for: until when, and those of them that are on their way already."""
 
     count: int
@@ -180,7 +182,7 @@ class ExpectedRun:
             absent = self._absent(number, chosen)
             self._read_ahead(number, absent, ahead)
             if number in ahead:
-                ahead[number] = ahead[number]._replace(count=ahead[number].count * self.guesses_right)
+                ahead[number] = replace(ahead[number], count=ahead[number].count * self.guesses_right)
 
     def _read_ahead(self, number: int, count: int, ahead: dict[int, Ahead]) -> None:
         size = self.sizes.source.slot_bytes[number]
@@ -264,7 +266,7 @@ def expect(
 
 def _with_the_file(prefill: Phase, coming: float) -> Phase:
     """Bringing a file takes the processor's time too, so it adds to what it goes on beside."""
-    return prefill._replace(seconds=prefill.seconds + coming, waiting=prefill.waiting + coming)
+    return replace(prefill, seconds=prefill.seconds + coming, waiting=prefill.waiting + coming)
 
 
 def _mixed(source: ExpertSource) -> list[int]:

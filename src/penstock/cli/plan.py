@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backend import open_backend
+from penstock.bench.budgets import COLUMNS, Budget, budgets
 from penstock.bench.expected import Expected, expect_here
 from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.machine.memory import read_memory
+from penstock.sizes import parse_size
 from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.storage.policies import POLICIES
 from penstock.storage.trace import read_trace
@@ -33,6 +36,9 @@ def plan_command(
     policy: Annotated[
         str, typer.Option(help="The policy to expect with a trace.", metavar="|".join(POLICIES))
     ] = "lfru",
+    several: Annotated[
+        str, typer.Option("--budgets", help="Compare these amounts of memory, such as 4GiB,8GiB,16GiB.")
+    ] = "",
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine and its disk again.")] = False,
     json_output: options.Json = False,
 ) -> None:
@@ -42,6 +48,11 @@ def plan_command(
     """
     checkpoint = chosen.with_draft(open_checkpoint(model or options.default_model(), chosen.mtp))
     backend = open_backend(chosen.device, chosen.thread_count)
+    say = partial(print, file=sys.stderr)
+    if several:
+        amounts = [parse_size(each, "--budgets") for each in several.split(",")]
+        _compare(list(budgets(checkpoint, chosen, backend, amounts, say=say)), json_output)
+        return
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     expected = expect_here(
         checkpoint,
@@ -51,7 +62,7 @@ def plan_command(
         trace=None if trace is None else read_trace(trace),
         policy=policy,
         again=measure,
-        say=partial(print, file=sys.stderr),
+        say=say,
     )
     if json_output:
         print(json.dumps(plan.as_dict() | {"context": tokens} | expected.as_dict()))
@@ -63,6 +74,18 @@ def plan_command(
     room = read_memory().room
     if plan.total > room:
         console.print(f"[yellow]only {size(room)} are free now[/]")
+
+
+def _compare(found: Sequence[Budget], json_output: bool) -> None:
+    if json_output:
+        print(json.dumps([each.as_dict() for each in found]))
+        return
+    table = Table()
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for each in found:
+        table.add_row(*each.cells())
+    Console(highlight=False).print(table)
 
 
 def _places(plan: Plan, context: int, asked: bool) -> Table:

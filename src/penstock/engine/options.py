@@ -92,11 +92,10 @@ class EngineOptions:
         None, file(), "A GGUF file with the draft block.", unset="the model's own, if it has one", **ENGINE
     )
     memory: str | int | None = option(
-        None,
+        "auto",
         size("auto"),
         "What the process may take, such as 8GiB; auto: what is safe now; none: no limit.",
         unset="no limit",
-        command_default="auto",
         effective=lambda engine: engine.plan.budget,
         **MEMORY,
     )

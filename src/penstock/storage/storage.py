@@ -20,6 +20,7 @@ from penstock.storage.slots import Slots
 from penstock.storage.source import ExpertSource
 from penstock.storage.store import ExpertStore, MappedExperts
 from penstock.storage.streamed import StreamedExperts
+from penstock.storage.learning import Learning
 from penstock.storage.trace import TraceHeader, TraceWriter
 from penstock.storage.watch import Watch
 from penstock.weights.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ class Storage:
     recorder: "Recorder | None" = None
     watch: Watch | None = None
     bringing: Bringing | None = None
+    learning: "Learning | None" = None
     step_began: dict[str, Any] = field(default_factory=dict)
 
     def totals(self) -> dict[str, Any]:
@@ -55,6 +57,13 @@ class Storage:
                 "read_retries": read["retries"],
             }
         )
+
+    def preload(self) -> None:
+        """Called once the dense weights are there: the experts that were used most are next."""
+        if self.learning is not None and isinstance(self.experts, StreamedExperts) and self.recorder is None:
+            usage = self.learning.known
+            if usage is not None and usage.tells:
+                self.experts.preload(usage.favourites())
 
     def begin_step(self) -> None:
         """Called before every step."""
@@ -88,6 +97,8 @@ class Storage:
         return found
 
     def close(self) -> None:
+        if self.learning is not None:
+            self.learning.finish()
         if self.bringing is not None:
             self.bringing.stop()
         if self.recorder is not None:
@@ -134,18 +145,21 @@ def open_storage(
     pack: Path | str | None,
     trace: Path | None,
     governed: bool,
+    learn: bool,
     fingerprint: Callable[[], str],
 ) -> Storage:
     """Makes the stores of the plan.  Weights are read when the model asks `dense` to load.
 
     governed: whether the experts' share follows what the machine can spare
+    learn: whether to begin with what was used most so far, and to remember what is used now
     """
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
         dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)
         files = checkpoint.files
         fits = sum(file.size for file in files) <= read_memory().room
-        return Storage(plan, dense, experts, bringing=Bringing(files) if fits else None)
+        learning = Learning(fingerprint(), experts.heat) if learn else None
+        return Storage(plan, dense, experts, bringing=Bringing(files) if fits else None, learning=learning)
     reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
     if policy == "auto":
@@ -169,4 +183,5 @@ def open_storage(
             lowest=2 * source.checkpoint.config.experts_used * plan.expert_bytes,
             highest=source.total_bytes,
         )
-    return Storage(plan, loaded, streamed, reader, counters, recorder, watch)
+    learning = Learning(fingerprint(), streamed.heat, counters) if learn else None
+    return Storage(plan, loaded, streamed, reader, counters, recorder, watch, learning=learning)

@@ -82,7 +82,8 @@ class StreamedExperts(ExpertStore):
         self.source, self.backend, self.reader = source, backend, reader
         self.memory = Tier("memory", cache, slots)
         self.prefetch, self.counters, self.recorder = prefetch, counters, recorder
-        self._heat = Heat(source.blocks, source.experts)
+        self.heat = Heat(source.blocks, source.experts)
+        self._arriving: dict[int, Transfer] = {}  # in the cache before anybody asked, and on their way, by key
         self._share, self._lent = cache.capacity, 0
         self.table = backend.expert_table(source.experts)  # of the lease under way
 
@@ -95,7 +96,7 @@ class StreamedExperts(ExpertStore):
         numbers: list[int] = np.unique(routed).tolist()
         number = self.source.number(block)
         self.counters.requests += 1
-        self._heat.use(block, routed)
+        self.heat.use(block, routed)
         if self.recorder is not None and numbers:
             self.recorder.record(number, len(routed), numbers)
         return StreamedLease(self, number, numbers, following)
@@ -115,12 +116,12 @@ class StreamedExperts(ExpertStore):
         return [key for key in keys if key not in self.cache]
 
     def map(self) -> ExpertMap:
-        heat = self._heat.now()
+        heat = self.heat.now()
         present = np.zeros(heat.shape, bool)
         present.reshape(-1)[list(self.memory.entries)] = (
             True  # the copy is made at once, whatever comes and goes
         )
-        return ExpertMap(self._heat.blocks, present, heat)
+        return ExpertMap(self.heat.blocks, present, heat)
 
     # ── moving experts between the tiers ──────────────────────────────────────────────────────────────────
 
@@ -145,7 +146,27 @@ class StreamedExperts(ExpertStore):
             self.evict(key)
         self.memory.slots.resize(capacity + room)
 
+    def preload(self, keys: Sequence[int]) -> None:
+        """The cache begins with these experts, as many as fit, the first ones to stay longest.  They come while there
+        is nothing else to read, the first ones first."""
+        fitting, room = [], self.cache.capacity - self.cache.used
+        for key in keys:
+            room -= self.source.size_of(key)
+            if room < 0:
+                break
+            fitting.append(key)
+        for key in reversed(fitting):
+            list(self.cache.request([key]))
+        for key in fitting:
+            self._arriving[key] = self._read(key, urgent=False)
+
     def evict(self, key: int) -> None:
+        arriving = self._arriving.pop(key, None)
+        if arriving is not None:
+            if not self.reader.cancel(arriving.job):
+                self.reader.wait_any([arriving.job])
+            self.reader.drop(arriving.job)
+            self.memory.slots.give(arriving.slot)
         if self.memory.release(key):
             self.counters.blocks[key // self.source.experts].evictions += 1
 
@@ -154,11 +175,18 @@ class StreamedExperts(ExpertStore):
         counters = self.counters.blocks[key // self.source.experts]
         counters.misses += 1
         counters.bytes_read += sum(stretch.length for stretch in self.source.bundle(key).stretches)
-        found = self.prefetch.claim(key)
-        if found is None:
-            slot = self.memory.slots.take(self.source.size_of(key))
-            pieces = list(self.source.bundle(key).pieces(self.reader, slot.address))
-            found = Transfer(self.reader.submit(pieces), slot)
+        return self.prefetch.claim(key) or self._read(key, urgent=True)
+
+    def _read(self, key: int, urgent: bool) -> Transfer:
+        slot = self.memory.slots.take(self.source.size_of(key))
+        pieces = list(self.source.bundle(key).pieces(self.reader, slot.address))
+        return Transfer(self.reader.submit(pieces, urgent=urgent), slot)
+
+    def awaited(self, key: int) -> Transfer | None:
+        """Somebody needs an expert of the cache now that was to come some time."""
+        found = self._arriving.pop(key, None)
+        if found is not None:
+            self.reader.promote(found.job)
         return found
 
     def arrive(self, key: int, transfer: Transfer) -> DeviceExpert:
@@ -239,7 +267,7 @@ class StreamedLease(Lease):
             """The next expert, and those behind it that are here."""
             if queue[-1] in self.coming:
                 self._wait(queue[-1])
-            share = []
+            share: list[int] = []
             while queue and queue[-1] in self.here and (self.requested or len(share) < TOGETHER):
                 share.append(queue.pop())
             self.last = not queue
@@ -281,7 +309,11 @@ class StreamedLease(Lease):
             store.evict(gone)
         if hit:
             self.counters.hits += 1
-            self.here[key] = store.memory.entries[key].expert
+            arriving = store.awaited(key)
+            if arriving is None:
+                self.here[key] = store.memory.entries[key].expert
+            else:
+                self.coming[key] = arriving
         else:
             self.coming[key] = store.request(key)
         self.decided = None

@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,13 +51,12 @@ class Usage:
         order = np.argsort(-self.counts.reshape(-1), kind="stable")
         return [int(key) for key in order]
 
-    def after(self, uses: NDArray[Any]) -> "Usage":
-        """With the uses of one more run."""
-        fresh = np.asarray(uses, np.float64)
-        most = float(fresh.sum(axis=1).max(initial=0.0))
-        before = float(self.counts.sum(axis=1).max(initial=0.0))
-        fading = min(1.0, max(0.0, REMEMBERED - most) / before) if before else 0.0
-        return Usage((self.counts * fading + fresh).astype(np.float32))
+    def after(self, other: "Usage") -> "Usage":
+        """With what one more run has seen."""
+        fresh, known = (float(each.counts.sum(axis=1).max(initial=0.0)) for each in (other, self))
+        fading = min(1.0, max(0.0, REMEMBERED - fresh) / known) if known else 0.0
+        counts = (self.counts * fading + other.counts).astype(np.float32)
+        return Usage(counts, self.guesses * fading + other.guesses, self.right * fading + other.right)
 
 
 def usage_path(fingerprint: str) -> Path:
@@ -66,7 +65,7 @@ def usage_path(fingerprint: str) -> Path:
 
 def recall_usage(fingerprint: str, blocks: int, experts: int) -> Usage | None:
     """What is known of a model with so many blocks of experts; None without a file, or with one that does not fit."""
-    expected = len(MAGIC) + 4 * blocks * experts
+    expected = len(MAGIC) + 4 * (2 + blocks * experts)
     try:
         with usage_path(fingerprint).open("rb") as file:
             raw = file.read(expected + 1)
@@ -74,22 +73,26 @@ def recall_usage(fingerprint: str, blocks: int, experts: int) -> Usage | None:
         return None
     if len(raw) != expected or not raw.startswith(MAGIC):
         return None
-    counts = np.frombuffer(raw, "<f4", offset=len(MAGIC)).reshape(blocks, experts).astype(np.float32)
-    return Usage(counts) if bool(np.isfinite(counts).all() and (counts >= 0).all()) else None
+    numbers = np.frombuffer(raw, "<f4", offset=len(MAGIC)).astype(np.float32)
+    if not bool(np.isfinite(numbers).all() and (numbers >= 0).all()) or numbers[1] > numbers[0]:
+        return None
+    return Usage(numbers[2:].reshape(blocks, experts), float(numbers[0]), float(numbers[1]))
 
 
-def learn_usage(fingerprint: str, uses: NDArray[Any]) -> None:
-    """Adds the uses [blocks, experts] of a run.  A file system that refuses is no reason to fail."""
-    if not uses.any():
+def learn_usage(fingerprint: str, seen: Usage) -> None:
+    """Adds what a run has seen.  A file system that refuses is no reason to fail."""
+    if not seen.counts.any():
         return
     path = usage_path(fingerprint)
-    known = recall_usage(fingerprint, *uses.shape) or Usage(np.zeros(uses.shape, np.float32))
+    known = recall_usage(fingerprint, *seen.counts.shape)
+    after = seen if known is None else known.after(seen)
+    numbers = np.concatenate([[after.guesses, after.right], after.counts.reshape(-1)])
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(MAGIC + known.after(uses).counts.astype("<f4").tobytes())
+                file.write(MAGIC + numbers.astype("<f4").tobytes())
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
