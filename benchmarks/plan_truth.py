@@ -6,8 +6,8 @@
 
 Every line is a process that plans, and right after it one that opens the model, reads a prompt and decodes an answer.
 The best of `--repeat` pairs counts on both sides, because others on the machine make either slower and never faster;
-`others` is how many cores they kept busy meanwhile.  Budgets go from barely enough to all in memory.  The targets are a
-ratio within 25 % for decoding and 35 % for prompts.
+`others` is how many cores they kept busy meanwhile.  Budgets go from barely enough to all in memory.  The targets
+are a ratio within 25 % for decoding and 35 % for prompts.
 """
 
 import argparse

@@ -52,11 +52,16 @@ def test_what_a_program_reads_is_what_the_engine_does(model: Path) -> None:
         for name, value in engine.plan.as_dict().items():
             assert found[name] == (list(value) if isinstance(value, tuple) else value)
     assert found["context"] == 256
-    for name in ("tokens_per_second", "steady_tokens_per_second", "prefill_tokens_per_second", "disk_bandwidth"):
+    for name in (
+        "tokens_per_second",
+        "steady_tokens_per_second",
+        "prefill_tokens_per_second",
+        "disk_bandwidth",
+    ):
         assert found[name] > 0
 
 
-def test_plans_agree_with_each_other(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_plans_agree_with_each_other(model: Path) -> None:
     """What was measured once is believed, until somebody asks for it to be measured again."""
     first, second = (json.loads(run("-m", model, "--memory", "none", "--json")) for _ in range(2))
     for name in ("memory_bandwidth", "disk_bandwidth", "tokens_per_second"):

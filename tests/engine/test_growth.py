@@ -91,7 +91,12 @@ def test_the_budget_is_kept_while_it_grows(model: Path, group: Path) -> None:  #
     enter = f'echo $$ > {group / "cgroup.procs"} && exec "$0" "$@"'
     program = [sys.executable, "-c", PROGRAM, str(model), str(budget), str(group), str(TOKENS)]
     done = subprocess.run(
-        ["sh", "-c", enter, *program], capture_output=True, text=True, check=False, timeout=600, env=os.environ
+        ["sh", "-c", enter, *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env=os.environ,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BudgetError
-from penstock.storage.dense import BUFFERS
 from penstock.machine.memory import Memory
+from penstock.storage.dense import BUFFERS
 from penstock.storage.plan import CHUNKS, LENGTHS, RESERVED, Needs, Plan, Sizes, make_plan, plan_for_context
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint

@@ -14,7 +14,14 @@ from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.weights.checkpoint import Checkpoint
 
-COLUMNS = ("memory", "dense weights held", "experts held", "decode, tok/s", "prefill 512, tok/s", "waits for the disk")
+COLUMNS = (
+    "memory",
+    "dense weights held",
+    "experts held",
+    "decode, tok/s",
+    "prefill 512, tok/s",
+    "waits for the disk",
+)
 
 
 @dataclass(frozen=True)
@@ -63,4 +70,6 @@ def budgets(
             yield Budget(amount, problem=str(error))
         else:
             learned = options.learn == "on"
-            yield Budget(amount, "", plan, expect_here(checkpoint, plan, backend, disk=disk, learned=learned, say=say))
+            yield Budget(
+                amount, "", plan, expect_here(checkpoint, plan, backend, disk=disk, learned=learned, say=say)
+            )

@@ -1,4 +1,4 @@
-"""How long each part of a model takes on this machine: measured once per machine and kind of layer, and remembered."""
+"""How long each part of a model takes on this machine: measured once per machine and kind of layer, and noted."""
 
 import hashlib
 from typing import Any, Final, NamedTuple
@@ -85,18 +85,27 @@ def _measure(
 
     def experts() -> list[float]:
         pairs = [layers().experts(rows) for rows in EXPERT_ROWS]
-        return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), layers().mapped(), layers().streamed()]
+        return [
+            *(shared for shared, _ in pairs),
+            *(routed for _, routed in pairs),
+            layers().mapped(),
+            layers().streamed(),
+        ]
 
     a, b = len(ROWS), len(EXPERT_ROWS)
     one = notes.numbers(keys[0], 2 * a + 2, rest)
     two = notes.numbers(keys[1], 2 * b + 2, experts)
-    curves = Curve(ROWS, tuple(one[:a])), Curve(EXPERT_ROWS, tuple(two[:b])), Curve(EXPERT_ROWS, tuple(two[b:-2]))
+    curves = (
+        Curve(ROWS, tuple(one[:a])),
+        Curve(EXPERT_ROWS, tuple(two[:b])),
+        Curve(EXPERT_ROWS, tuple(two[b:-2])),
+    )
     layer = LayerCosts(curves[0], one[-2], curves[1], curves[2], *two[-2:])
     return layer, one[-1], Curve(ROWS, tuple(one[a : 2 * a]))
 
 
 def fingerprint(backend: Backend) -> str:
-    """The machine, as far as speed depends on it: another processor, number of threads, memory or library is another."""
+    """The machine, as far as speed depends on it: processor, number of threads, memory, instruction set, library."""
     cpu, library = read_cpu(), find().stat()
     memory = round(read_memory().total / (1 << 30))
     threads = getattr(backend, "threads", 0)

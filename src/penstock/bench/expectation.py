@@ -127,7 +127,9 @@ class ExpectedRun:
         return self.time.now, self.time.waited, self.time.disk_bytes, self.hits, self.misses
 
     def _since(self, mark: tuple[float, float, float, int, int], tokens: int) -> Phase:
-        now, waited, read, hits, misses = (after - before for after, before in zip(self._mark(), mark, strict=True))
+        now, waited, read, hits, misses = (
+            after - before for after, before in zip(self._mark(), mark, strict=True)
+        )
         return Phase(tokens, now, waited, read, hits / (hits + misses) if hits + misses else 1.0)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +170,7 @@ class ExpectedRun:
     # ── experts that come and go ──────────────────────────────────────────────────────────────────────────
 
     def _announce(self, chosen: Sequence[list[int]]) -> dict[int, Ahead]:
-        """Experts that follow from the tokens alone are read ahead, as far as there is room: by number of the block."""
+        """Experts that follow from the tokens alone are read ahead, as far as there is room: by number of block."""
         ahead: dict[int, Ahead] = {}
         if self.cache is not None:
             for number, layer in enumerate(self.config.layers):
@@ -186,7 +188,11 @@ class ExpectedRun:
 
     def _read_ahead(self, number: int, count: int, ahead: dict[int, Ahead]) -> None:
         size = self.sizes.source.slot_bytes[number]
-        taken = sum(each.count * self.sizes.source.slot_bytes[block] for block, each in ahead.items() if block >= number)
+        taken = sum(
+            each.count * self.sizes.source.slot_bytes[block]
+            for block, each in ahead.items()
+            if block >= number
+        )
         count = min(count, int(self.plan.ahead - taken) // size)
         if count > 0:
             self.time.compute(count * self.disk.handling / 2)

@@ -45,7 +45,12 @@ class Expected(Expectation):
         dense = sum(layer.rest.at(1) for layer in layers) + self.costs.step.at(1)
         logits, waiting = self.costs.head, self.steady.waiting / self.steady.tokens
         whole = self.steady.seconds / self.steady.tokens
-        return {"dense": dense, "experts": max(0.0, whole - dense - logits - waiting), "logits": logits, "disk": waiting}
+        return {
+            "dense": dense,
+            "experts": max(0.0, whole - dense - logits - waiting),
+            "logits": logits,
+            "disk": waiting,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -95,6 +100,10 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
-    found = expect(checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, coming=cold.seconds)
+    found = expect(
+        checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, coming=cold.seconds
+    )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
-    return Expected(**vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, absent=cold)
+    return Expected(
+        **vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, absent=cold
+    )

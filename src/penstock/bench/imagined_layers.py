@@ -69,7 +69,11 @@ class ImaginedLayers:
         self.pool = backend.states(layout)
         self.slot = self._filled_slot()
         self.model: Any = described.build(
-            self.checkpoint, backend, self.pool, _NoExperts(), _InMemory(self.checkpoint, backend, self._weights)
+            self.checkpoint,
+            backend,
+            self.pool,
+            _NoExperts(),
+            _InMemory(self.checkpoint, backend, self._weights),
         )
         self._all_experts = checkpoint.config.layer_count * checkpoint.config.experts
 
@@ -127,7 +131,10 @@ class ImaginedLayers:
         """Seconds of the shared expert, and of one routed expert, if all rows choose the same ones."""
         x, ids, weights = self._routed(rows)
         alone = [self._call(number, x, ids, weights, self._table(())) for number in range(self.copies)]
-        together = [self._call(number, x, ids, weights, self._table(experts)) for number, experts in enumerate(self.sets)]
+        together = [
+            self._call(number, x, ids, weights, self._table(experts))
+            for number, experts in enumerate(self.sets)
+        ]
         shared = repeat(alone)
         return shared, max(0.0, repeat(together) - shared) / self.config.experts_used
 
@@ -181,7 +188,9 @@ class ImaginedLayers:
             table.put(number, expert)
         return table
 
-    def _call(self, number: int, x: Array, ids: Array, weights: Array, table: ExpertTable) -> Callable[[], object]:
+    def _call(
+        self, number: int, x: Array, ids: Array, weights: Array, table: ExpertTable
+    ) -> Callable[[], object]:
         op, lease = self.model.layers[number % self.copies].experts, ResidentLease(table)
         return lambda: op.run(x, ids, weights, lease)
 
@@ -191,11 +200,16 @@ def imagined_like(checkpoint: Checkpoint, number: int, copies: int) -> Checkpoin
     config = checkpoint.config
     layer = replace(config.layers[number], hashed=False)
     small = replace(
-        config, layers=(layer,) * copies, vocab_size=min(VOCABULARY, config.vocab_size), context_length=CONTEXT
+        config,
+        layers=(layer,) * copies,
+        vocab_size=min(VOCABULARY, config.vocab_size),
+        context_length=CONTEXT,
     )
 
     def type_of(plan: TensorPlan) -> WeightType:
-        block, _, leaf = plan.name.partition(".")[2].partition(".") if plan.name.startswith("blk.") else ("", "", "")
+        block, _, leaf = (
+            plan.name.partition(".")[2].partition(".") if plan.name.startswith("blk.") else ("", "", "")
+        )
         if "_exps." in leaf:
             return checkpoint.expert(f"blk.{number}", 0, leaf.split("_")[1]).kind
         found = checkpoint.index.get(f"blk.{number}.{leaf}" if block else plan.name)

@@ -4,21 +4,23 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.machine.kernel_files import PROC, text
-from penstock.machine.notes import recall, remember
+from penstock.machine.notes import notes_path, recall, remember
 
 BUSY: Final = 0.1  # of the processor's time, used by others: what was measured then is measured again
 TRIALS: Final = 4  # then it is believed all the same
+_HERE: Final[dict[tuple[Path, str, bool], list[float]]] = {}  # what this very process has measured
 NOTICE: Final = "measuring how fast this machine is, once; this takes a few seconds …"
 
 
 class MeasuredOnce:
     """Notes of one `name`, about one `machine`.  `again`: measured now, whatever is noted.
 
-    What was measured on a busy machine is kept, but not believed at once: the next measurement adds to it, and of both
-    the faster is right.  `say` is told when the first measurement begins.
+    What was measured on a busy machine is kept, but not believed at once: the next measurement adds to it, and of
+    both the faster is right.  `say` is told when the first measurement begins.
     """
 
     def __init__(self, name: str, machine: str, again: bool, say: Callable[[str], None]):
@@ -28,6 +30,9 @@ class MeasuredOnce:
     def numbers(self, item: str, count: int, measure: Callable[[], list[float]]) -> list[float]:
         """`count` numbers, all of which are better if they are smaller."""
         key = f"{self._machine} {item}"
+        here = (notes_path(self._name), key, self._again)
+        if here in _HERE:
+            return _HERE[here]
         known, busy_trials = _noted(recall(self._name).get(key), count)
         if known and not self._again and not 0 < busy_trials < TRIALS:
             return known
@@ -40,6 +45,7 @@ class MeasuredOnce:
             found = [min(pair) for pair in zip(known, found, strict=True)]
         trials = busy_trials + 1 if others.share() > BUSY else 0
         remember(self._name, key, {"numbers": found, "busy_trials": trials})
+        _HERE[here] = found
         return found
 
 

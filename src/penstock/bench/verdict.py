@@ -79,10 +79,18 @@ def _helps(
         found = expect_here(model, other, backend, disk=disk)
         return found.steady.per_second / before.steady.per_second
 
-    before = expect_here(checkpoint, plan, backend, disk=expected.disk)  # without what was learned, as the others are
+    before = expect_here(
+        checkpoint, plan, backend, disk=expected.disk
+    )  # without what was learned, as the others are
     found = [
-        (f"twice the memory, {write_amount(2 * plan.budget)}", times(checkpoint, planned(checkpoint, 2 * plan.budget))),
-        (f"a disk that reads {2 * expected.disk.bytes_per_second / 1e9:.1f} GB/s", times(checkpoint, plan, 2.0)),
+        (
+            f"twice the memory, {write_amount(2 * plan.budget)}",
+            times(checkpoint, planned(checkpoint, 2 * plan.budget)),
+        ),
+        (
+            f"a disk that reads {2 * expected.disk.bytes_per_second / 1e9:.1f} GB/s",
+            times(checkpoint, plan, 2.0),
+        ),
     ]
     smaller = imagine(checkpoint.config, lambda each: stored_type(each, SMALLEST_MIX))
     size, least = (sum(info.total_bytes for info in each.index.values()) for each in (checkpoint, smaller))
@@ -94,10 +102,14 @@ def _helps(
 
 def _fitting(plan: Plan) -> str:
     if plan.mode != "direct":
-        return f"It fits: all of it stays in memory, {write_amount(plan.total)} with everything that it needs."
+        return (
+            f"It fits: all of it stays in memory, {write_amount(plan.total)} with everything that it needs."
+        )
     share = plan.experts_held / plan.experts_total
-    dense = "all weights that every token needs" if not plan.streamed and not plan.slice_head else (
-        f"{write_amount(plan.dense_held)} of the {write_amount(plan.dense)} that every token needs"
+    dense = (
+        "all weights that every token needs"
+        if not plan.streamed and not plan.slice_head
+        else (f"{write_amount(plan.dense_held)} of the {write_amount(plan.dense)} that every token needs")
     )
     return f"It streams in {write_amount(plan.budget or 0)}: {dense} and {share:.0%} of the experts stay in memory."
 
@@ -108,7 +120,9 @@ def _speed(plan: Plan, expected: Expected) -> str:
     speed = f"Expect {decode:.2g} tokens/s{begin}, and {prefill:.2g} tokens/s while it reads a prompt"
     if plan.mode != "direct":
         return f"{speed}."
-    return f"{speed}; {expected.steady.waiting / expected.steady.seconds:.0%} of the time it waits for the disk."
+    return (
+        f"{speed}; {expected.steady.waiting / expected.steady.seconds:.0%} of the time it waits for the disk."
+    )
 
 
 def _help(plan: Plan, helps: list[tuple[str, float]]) -> str:

@@ -24,7 +24,7 @@ from rich.text import Text
 from penstock.backend import open_backend
 from penstock.bench.verdict import Verdict, judge_model
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.cli.inspect import describe, size
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError, PenstockError
 from penstock.machine.cpu import Cpu, read_cpu
@@ -36,7 +36,6 @@ from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
 from penstock.native.library import instruction_set
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
-from penstock.weights.summary import summarise
 
 PYTHON: Final = (3, 11)
 LITTLE_MEMORY: Final = 4 << 30  # less than what the published models have outside their experts
@@ -86,7 +85,7 @@ def doctor_command(
     """
     checkpoint = None if model is None else open_checkpoint(model)
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
-        checks = list(examine(None if checkpoint is None else summarise(checkpoint), measure))
+        checks = list(examine(None if checkpoint is None else describe(checkpoint), measure))
     healthy = all(check.status is not Status.PROBLEM for check in checks)
     verdict = None if checkpoint is None or not healthy else _verdict(checkpoint)
     if json_output:
@@ -109,7 +108,7 @@ def _verdict(checkpoint: Checkpoint) -> Verdict:
 
 
 def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
-    """model: what `summarise` says of one."""
+    """model: what `describe` says of one."""
     yield check_python()
     yield check_kernels()
     yield check_cpu(read_cpu())

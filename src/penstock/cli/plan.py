@@ -39,7 +39,9 @@ def plan_command(
     several: Annotated[
         str, typer.Option("--budgets", help="Compare these amounts of memory, such as 4GiB,8GiB,16GiB.")
     ] = "",
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine and its disk again.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine and its disk again.")
+    ] = False,
     json_output: options.Json = False,
 ) -> None:
     """Show what a model would take from a budget of memory, and the speed to expect.
@@ -140,11 +142,22 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     elif expected.absent.nbytes:
         coming = f"{size(expected.absent.nbytes)} are not in memory yet"
         lines.append(f"{coming} and come with the first prompt, in about {expected.absent.seconds:.2g} s")
-    parts = {"dense": "weights of every token", "experts": "experts", "logits": "logits", "disk": "waiting for the disk"}
+    parts = {
+        "dense": "weights of every token",
+        "experts": "experts",
+        "logits": "logits",
+        "disk": "waiting for the disk",
+    }
     times = [f"{1e3 * expected.token_seconds[name]:.3g} ms {what}" for name, what in parts.items()]
     lines.append(f"time of a token: {', '.join(times)}")
-    later = "" if first.per_second > 0.95 * steady.per_second else f", {steady.per_second:.3g} once the cache is full"
+    later = (
+        ""
+        if first.per_second > 0.95 * steady.per_second
+        else f", {steady.per_second:.3g} once the cache is full"
+    )
     lines.append(f"expected decode: {first.per_second:.3g} tokens/s{later}")
-    prompts = [f"{phase.per_second:.3g} tokens/s for {n:,} tokens" for n, phase in sorted(expected.prompts.items())]
+    prompts = [
+        f"{phase.per_second:.3g} tokens/s for {n:,} tokens" for n, phase in sorted(expected.prompts.items())
+    ]
     lines.append(f"expected prefill: {', '.join(prompts)}")
     return lines

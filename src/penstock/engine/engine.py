@@ -60,7 +60,9 @@ class Engine:
         self._plan, self.context = self._make_plan(chosen.context)
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
-        self.written: dict[int, int] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
+        self.written: dict[
+            int, int
+        ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
         self._runner: LocalRunner | None = None
         self.loading: Loading | None = None
         self._lock = threading.Lock()

@@ -34,7 +34,9 @@ class Heat:
     def __init__(self, blocks: Sequence[str], experts: int, clock: Callable[[], float] = time.monotonic):
         self.blocks, self.experts = list(blocks), experts
         self._clock = clock
-        self.uses = np.zeros((len(self.blocks), experts), np.int64)  # since the beginning: rows that chose an expert
+        self.uses = np.zeros(
+            (len(self.blocks), experts), np.int64
+        )  # since the beginning: rows that chose an expert
         self._rows = dict(zip(self.blocks, self.uses, strict=True))
         self._begin, self._counts = self._counted = clock(), {block: np.zeros(experts) for block in blocks}
 

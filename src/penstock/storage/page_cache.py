@@ -43,7 +43,10 @@ def absent(files: Sequence[MappedFile]) -> Absent:
     if not missing:
         return Absent()
     nbytes = total * len(missing) // looked
-    windows = [(file, start, min(TRIED, file.size - start)) for file, start in missing[:: -(-len(missing) // THREADS)]]
+    windows = [
+        (file, start, min(TRIED, file.size - start))
+        for file, start in missing[:: -(-len(missing) // THREADS)]
+    ]
     begin = time.perf_counter()
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda window: _touch(*window), windows))
@@ -65,8 +68,8 @@ def _is_here(address: int) -> bool | None:
 
 
 class Bringing:
-    """Touches mapped files from their beginning to their end, so that they are read at the disk's pace and not page by
-    page where a layer waits for them.  Through the mapping, because only so they come in large pages."""
+    """Touches mapped files from their beginning to their end, so that they are read at the disk's pace and not page
+    by page where a layer waits for them.  Through the mapping, because only so they come in large pages."""
 
     def __init__(self, files: Sequence[MappedFile]):
         self._windows = iter([(file, start) for file in files for start in range(0, file.size, WINDOW)])

@@ -226,8 +226,8 @@ def plan_for_context(
     context: int | None,
     memory: Memory,
 ) -> tuple[Plan, int]:
-    """The plan for a context of so many tokens (None: for a short one that may grow), and how long the context may be.
-    needs: what the rest takes at a context length."""
+    """The plan for a context of so many tokens (None: for a short one that may grow), and how long the context may
+    be.  needs: what the rest takes at a context length."""
     sizes = Sizes(checkpoint)
     if budget is None and mode in ("auto", "direct"):
         whole = sizes.dense + sizes.source.total_bytes

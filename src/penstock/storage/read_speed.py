@@ -24,7 +24,9 @@ from penstock.storage.store import ready_expert
 
 NOTES: Final = "reads"
 ONE_BY_ONE: Final = 12  # experts
-ROUNDS: Final = 6  # of many in a row; the best counts, because a disk that others use is slower and never faster
+ROUNDS: Final = (
+    6  # of many in a row; the best counts, because a disk that others use is slower and never faster
+)
 SECONDS: Final = 0.12  # of a round
 IN_FLIGHT: Final = 12
 MOST_BYTES: Final = 256 << 20  # of memory for them

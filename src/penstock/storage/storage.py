@@ -10,6 +10,7 @@ from penstock.machine.memory import read_memory
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.dense import DenseWeights, LoadedDense
+from penstock.storage.learning import Learning
 from penstock.storage.pack import find_source
 from penstock.storage.page_cache import Bringing
 from penstock.storage.plan import Plan
@@ -20,7 +21,6 @@ from penstock.storage.slots import Slots
 from penstock.storage.source import ExpertSource
 from penstock.storage.store import ExpertStore, MappedExperts
 from penstock.storage.streamed import StreamedExperts
-from penstock.storage.learning import Learning
 from penstock.storage.trace import TraceHeader, TraceWriter
 from penstock.storage.watch import Watch
 from penstock.weights.checkpoint import Checkpoint

@@ -25,7 +25,9 @@ from penstock.storage.source import ExpertSource
 from penstock.storage.store import ExpertStore, Lease, ready_expert
 
 IN_FLIGHT: Final = 12  # experts on their way while many rows wait for the next
-TOGETHER: Final = 3  # of them computed at a time: meanwhile nothing new is asked for, and the disk must not run dry
+TOGETHER: Final = (
+    3  # of them computed at a time: meanwhile nothing new is asked for, and the disk must not run dry
+)
 
 
 class Recorder(Protocol):
@@ -83,7 +85,9 @@ class StreamedExperts(ExpertStore):
         self.memory = Tier("memory", cache, slots)
         self.prefetch, self.counters, self.recorder = prefetch, counters, recorder
         self.heat = Heat(source.blocks, source.experts)
-        self._arriving: dict[int, Transfer] = {}  # in the cache before anybody asked, and on their way, by key
+        self._arriving: dict[
+            int, Transfer
+        ] = {}  # in the cache before anybody asked, and on their way, by key
         self._share, self._lent = cache.capacity, 0
         self.table = backend.expert_table(source.experts)  # of the lease under way
 

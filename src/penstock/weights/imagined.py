@@ -59,9 +59,11 @@ def imagine(
     for plan in plans:
         kind = type_of(plan)
         if kind in (FP8_E4M3, FP4_E2M1) and len(plan.shape) == 3:  # experts with scales are not stacked
-            experts, *shape = plan.shape
+            experts, out, columns = plan.shape
             stem = plan.name.removesuffix(".weight")
-            matrices = [(f"{stem}.{number}.weight", tuple(shape)) for number in range(experts)]
+            matrices: list[tuple[str, tuple[int, ...]]] = [
+                (f"{stem}.{number}.weight", (out, columns)) for number in range(experts)
+            ]
         else:
             matrices = [(plan.name, plan.shape)]
         for name, shape in matrices:
