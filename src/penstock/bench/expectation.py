@@ -27,6 +27,7 @@ from penstock.weights.checkpoint import Checkpoint
 PROMPT: Final = 512  # tokens
 OTHER_PROMPTS: Final = (64, 4096)
 ANSWER: Final = 64
+FEW_CHUNKS: Final = 6  # of a prompt
 SETTLING: Final = 16  # tokens after which a full cache has found its ways
 
 
@@ -110,12 +111,21 @@ class ExpectedRun:
                 list(self.cache.request([key]))
 
     def prefill(self, tokens: int) -> Phase:
-        begin, left = self._mark(), tokens
-        while left:
-            rows = min(left, self.plan.chunk)
-            left -= rows
-            self._step(rows, logits=not left)
-        return self._since(begin, tokens)
+        """A prompt.  Of one with many chunks the first few are played; the others are like the last of them."""
+        begin = before = self._mark()
+        chunks = [min(self.plan.chunk, tokens - at) for at in range(0, tokens, self.plan.chunk)]
+        for rows in chunks[:FEW_CHUNKS]:
+            before = self._mark()
+            self._step(rows, logits=False)
+        played = self._since(begin, sum(chunks[:FEW_CHUNKS]))
+        last, more = self._since(before, chunks[0]), (tokens - played.tokens) / chunks[0]
+        return replace(
+            played,
+            tokens=tokens,
+            seconds=played.seconds + more * last.seconds + self.costs.head,
+            waiting=played.waiting + more * last.waiting,
+            disk_bytes=played.disk_bytes + more * last.disk_bytes,
+        )
 
     def decode(self, tokens: int) -> Phase:
         begin = self._mark()

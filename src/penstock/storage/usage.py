@@ -1,8 +1,8 @@
 """How often each expert of a model was used, learned from run to run: numbers alone, in the user's cache folder.
 
 One small file per model, named by its fingerprint, that only the user can read.  It holds a count for every expert
-and nothing of what was said.  Every run adds what it used when it ends and lets what was there fade, so that the counts
-follow what the model is used for.  Two runs that end at the same moment may lose one's counts, never the file.
+and nothing of what was said.  Every run adds what it used when it ends and lets what was there fade, so that the
+counts follow what the model is used for.  Two runs that end at the same moment may lose one's counts, never the file.
 """
 
 import os

@@ -57,16 +57,14 @@ def imagine(
     for number, layer in enumerate(config.layers):
         plans.extend(layer_tensors(config, layer, f"blk.{number}", layer.expert_width))
     for plan in plans:
-        kind = type_of(plan)
+        kind, shape = type_of(plan), plan.shape
         if kind in (FP8_E4M3, FP4_E2M1) and len(plan.shape) == 3:  # experts with scales are not stacked
             experts, out, columns = plan.shape
             stem = plan.name.removesuffix(".weight")
-            matrices: list[tuple[str, tuple[int, ...]]] = [
-                (f"{stem}.{number}.weight", (out, columns)) for number in range(experts)
-            ]
+            names, shape = [f"{stem}.{number}.weight" for number in range(experts)], (out, columns)
         else:
-            matrices = [(plan.name, plan.shape)]
-        for name, shape in matrices:
+            names = [plan.name]
+        for name in names:
             info = place(name, kind, shape)
             scales = _scale_shape(kind, shape)
             if scales is not None:
