@@ -31,6 +31,21 @@ def real_home_untouched() -> Iterator[None]:
     assert not found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that is noted from one run to the next is read from or written to the user's own folder, whichever
+    process does it: what a session-wide fixture notes goes here, and every test has a folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test notes must not be known to the next."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """The default tiny model: every attention kind, hash and scored routing, an indexer that drops rows."""

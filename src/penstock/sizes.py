@@ -60,3 +60,12 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.2f} GiB"
+
+
+def write_amount(nbytes: int) -> str:
+    """About so much, for a person.
+
+    >>> write_amount(3 << 29), write_amount(5 << 20)
+    ('1.50 GiB', '5 MiB')
+    """
+    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"

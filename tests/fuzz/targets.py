@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
+from penstock.bench.measured_once import _noted as measured_numbers
 from penstock.engine.engine import Engine
+from penstock.errors import ModelFormatError
 from penstock.hub.choices import choices, choose, draft_for
 from penstock.hub.listing import parse_listing
+from penstock.storage.read_speed import _noted as noted_speed
+from penstock.storage.usage import Usage, learn_usage, recall_usage, usage_path
 from penstock.tokenizer import tokenizer_from_gguf
 from penstock.weights.config_json import config_from_json
 from penstock.weights.gguf_reader import read_gguf
@@ -53,7 +59,7 @@ def make_targets(folder: Path) -> list[Target]:
     head, tail = model.read_bytes()[:start], model.stat().st_size - start
     small = _small_gguf(folder)
 
-    engine = Engine(model, max_rewind=4)
+    engine = Engine(model, max_rewind=4, learn="off")
     session = engine.session()
     session.feed([1, 2, 3, 4, 5, 6], logits="none")
     session.save(folder / "session")
@@ -87,8 +93,26 @@ def make_targets(folder: Path) -> list[Target]:
         with patch("penstock.kv.snapshot._check_sum"):
             engine.load_session(saved.write(data))
 
+    def noted(data: bytes) -> None:
+        """What was measured here, as it stands in the user's cache folder: believed whole or not at all."""
+        values = parse_json(data, "fuzz")
+        for value in values.values() if isinstance(values, dict) else ():
+            _ignore((measured_numbers(value, 2), noted_speed(value)))
+
+    def used(data: bytes) -> None:
+        with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}):
+            usage_path("fuzz").write_bytes(data)
+            if recall_usage("fuzz", 2, 4) is None:
+                raise ModelFormatError("not believed")
+
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}):
+        learn_usage("fuzz", Usage(np.ones((2, 4), np.float32), 5.0, 3.0))
+        usage = usage_path("fuzz").read_bytes()
+    notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1, 0.1, 0.0, 1e9]}
     return [
-        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.43),
+        Target("usage", [usage], used, 0.01),
+        Target("notes", [json.dumps(notes).encode()], noted, 0.01),
+        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.41),
         Target("model", [head], lambda data: _ignore(open_checkpoint(whole.write(data))), 0.05),
         Target("safetensors", [_header()], lambda data: _ignore(read_safetensors(tensors.write(data))), 0.3),
         Target(
@@ -109,8 +133,6 @@ def _ignore(_: Any) -> None:
 
 def _small_gguf(folder: Path) -> bytes:
     """A header with every kind of value and a few tensors."""
-    import numpy as np
-
     from penstock.weights.gguf_writer import PlannedTensor, write_gguf
     from penstock.weights.types import F32, IQ2_XXS, Q8_0
     from tests.weights.test_gguf import METADATA

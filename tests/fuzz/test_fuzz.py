@@ -6,6 +6,8 @@ from tests.fuzz.__main__ import fuzz
 from tests.fuzz.targets import Target, make_targets
 
 COUNTS = {
+    "usage": 400,
+    "notes": 2000,
     "gguf": 8000,
     "model": 400,
     "safetensors": 8000,

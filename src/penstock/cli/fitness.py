@@ -1,13 +1,14 @@
 """How a model would run on this machine: whether it fits, and how fast it should be."""
 
 import os
-from functools import cache, cached_property
+import sys
+from functools import cache, partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Final, NamedTuple
 
 from penstock.backend import open_backend
-from penstock.bench.bandwidth import read_bandwidth
+from penstock.bench.expected import expect_here
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError, OptionError, PenstockError
@@ -15,10 +16,13 @@ from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
 from penstock.sizes import size
 from penstock.storage.plan import Plan
+from penstock.storage.read_speed import ReadSpeed
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 
 CONTEXT: Final = 4096  # tokens that a model is judged with
+LATENCY: Final = 1e-4  # seconds of a read, as good disks have it
+MEMORY_SPEED: Final = 1e10  # bytes per second of a disk that is not asked for anything
 SAMPLE: Final = 256 << 20  # bytes to measure a disk with where there is no large file
 
 
@@ -47,10 +51,6 @@ class Machine:
         self.backend = open_backend("cpu", self.options.thread_count)
         self.memory = read_memory()
 
-    @cached_property
-    def memory_speed(self) -> float:
-        return read_bandwidth(self.options.thread_count, rounds=2)
-
     @cache  # noqa: B019 – as long as the command
     def disk_speed(self, folder: Path) -> float | None:
         """Bytes per second of the disk under a folder; None where it cannot be measured."""
@@ -72,13 +72,18 @@ class Machine:
         whole = self._plan(checkpoint, "mmap", None).total
         fits = {"smallest": plan.smallest, "whole": whole}
         if plan.mode != "direct":
-            speed = 1 / plan.seconds_per_token(self.memory_speed, float("inf"))
-            return Fitness("memory", "fits in memory", speed, **fits)
+            return Fitness("memory", "fits in memory", self._speed(checkpoint, plan, MEMORY_SPEED), **fits)
         note = f"streams, {plan.hit_rate():.0%} of experts in memory"
         disk = self.disk_speed(folder)
         if disk is None:
             return Fitness("streams", f"{note}; the disk is not measured", None, **fits)
-        return Fitness("streams", note, 1 / plan.seconds_per_token(self.memory_speed, disk), **fits)
+        return Fitness("streams", note, self._speed(checkpoint, plan, disk), **fits)
+
+    def _speed(self, checkpoint: Checkpoint, plan: Plan, disk: float) -> float:
+        """Tokens per second once the cache is full."""
+        say = partial(print, file=sys.stderr)
+        found = expect_here(checkpoint, plan, self.backend, disk=ReadSpeed(disk, LATENCY), say=say)
+        return found.steady.per_second
 
     def _plan(self, checkpoint: Checkpoint, streaming: str, memory: int | None) -> Plan:
         chosen = EngineOptions(draft="off", streaming=streaming, memory=memory)

@@ -12,6 +12,7 @@ from rich.table import Table
 from penstock.cli import options
 from penstock.hub.find import find_model
 from penstock.sizes import size
+from penstock.storage.plan import Sizes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
@@ -33,7 +34,7 @@ def inspect_command(
     opened = open_checkpoint(find_model(model or options.default_model(), download=False), mtp)
     if check:
         _verify(opened)
-    summary = summarise(opened)
+    summary = describe(opened)
     if json_output:
         if tensors:
             summary["tensors"] = _tensor_rows(opened)
@@ -50,6 +51,11 @@ def inspect_command(
         console.print(table)
     if check:
         console.print("every weight was read and is finite")
+
+
+def describe(model: Checkpoint) -> dict[str, Any]:
+    """What `summarise` says of it, and what `plan` would keep of it in memory for every token."""
+    return summarise(model) | {"resident_bytes": Sizes(model.without_draft()).dense}
 
 
 def _verify(model: Checkpoint) -> None:
@@ -95,7 +101,7 @@ def _print_summary(console: Console, s: dict[str, Any]) -> None:
         "draft module": draft,
         "streamable": f"{size(stream['bytes'])} in {stream['experts']:,} experts; "
         f"{size(stream['bytes_per_token'])} read per token without a cache",
-        "stays resident": size(s["resident_bytes"]),
+        "stays resident": f"{size(s['resident_bytes'])}, which every token reads",
         "unused tensors": str(len(s["unused_tensors"])),
         "fingerprint": s["fingerprint"],
     }

@@ -23,6 +23,7 @@ from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, TraceError
 from penstock.sizes import parse_size, size
 from penstock.storage.policies import POLICIES
+from penstock.storage.policy_choice import SHORTEST
 from penstock.storage.replay import OPTIMUM, Replayed, curve
 from penstock.storage.trace import Trace, TraceHeader, read_trace
 
@@ -62,6 +63,8 @@ def trace_record_command(
         for _ in track(steps, "recording", tokens, console=console, disable=not console.is_terminal):
             pass
     print(f"{output}: {tokens:,} tokens recorded")
+    if tokens < SHORTEST:
+        print(f"too few for --policy auto to go by: that takes {SHORTEST} or more")
 
 
 @trace_app.command("replay")

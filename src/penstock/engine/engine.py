@@ -71,6 +71,9 @@ class Engine:
         self._plan, self.context = self._make_plan(chosen.context)
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
+        self.written: dict[
+            int, int
+        ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
         self._runner: LocalRunner | None = None
         self.loading: Loading | None = None
         self._lock = threading.Lock()
@@ -133,8 +136,8 @@ class Engine:
         if self._closed:
             raise OptionError("the engine is closed")
         if self._runner is None:
-            # How much memory there is may have changed; how long sessions are has not.
-            self._plan, _ = self._make_plan(self.context)
+            # How much memory there is may have changed; how long sessions can get has not.
+            self._plan, _ = self._make_plan(self.options.context)
             self.loading = Loading(progress)
             try:
                 self._runner = LocalRunner(
@@ -289,6 +292,7 @@ class Engine:
     ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
         runner = self._load()
+        self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
@@ -307,6 +311,14 @@ class Engine:
             session.last_logits = None if part is None else part[-1].copy()
             found.append(part)
         return found
+
+    def _make_room(self, lengths: dict[int, int]) -> None:
+        """Sessions are about to have so many tokens, by slot: where that is more than the plan has for them, experts
+        give way."""
+        if self._plan.budget is not None:
+            written = {**self.written, **{slot: max(self.written[slot], lengths[slot]) for slot in lengths}}
+            needed = sum(map(self.state_bytes, written.values()))
+            self._load().storage.lend(needed - self._plan.state)
 
     def _step(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
         """As many waiting tokens as a chunk holds, first sessions first."""

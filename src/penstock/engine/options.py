@@ -56,8 +56,8 @@ class EngineOptions:
     context: int | None = option(
         None,
         whole(1),
-        "Most tokens that a session may hold.",
-        unset="the model's limit, or what fits",
+        "Most tokens that a session may hold; memory for all of them is set aside.",
+        unset="as many as fit, for which experts give way once they come",
         flags=("--context", "--ctx"),
         group="Engine",
         commands=("run", "chat", "serve", "plan"),
@@ -109,11 +109,10 @@ class EngineOptions:
         **ENGINE,
     )
     memory: str | int | None = option(
-        None,
+        "auto",
         size("auto"),
         "What the process may take, such as 8GiB; auto: what is safe now; none: no limit.",
         unset="no limit",
-        command_default="auto",
         effective=lambda engine: engine.plan.budget,
         **MEMORY,
     )
@@ -141,6 +140,12 @@ class EngineOptions:
     )
     prefetch: str = option(
         "auto", choice("auto", "off"), "Read experts ahead that the next layer will probably want.", **READING
+    )
+    learn: str = option(
+        "on",
+        choice("on", "off"),
+        "Remember how often experts are used, in the user's cache folder, and begin with the most used ones.",
+        **MEMORY,
     )
     pack: Path | str | None = option(
         "auto",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.engine.engine import Engine
 from penstock.engine.session import Session
+from penstock.storage.plan import STATE_SHARE
 
 if TYPE_CHECKING:  # who keeps nothing on disk needs no database
     from penstock.engine.disk_sessions import DiskSessions
@@ -200,12 +201,15 @@ def _usable(idle: _Idle, prompt: Sequence[int]) -> int:
 
 
 def _budget(engine: Engine) -> int:
-    """What the plan has for sessions, and of what it leaves over as much as is of use."""
+    """What the plan has for sessions, of what it leaves over as much as is of use, and a share of the experts'."""
     plan, full = engine.plan, engine.state_bytes(engine.context)
     useful = min(max(FULL_SESSIONS * full, MIN_BYTES), max(full, MAX_BYTES))
-    if plan.budget is None:
+    if plan.budget is None or plan.most_state is None:
         return useful
-    return max(plan.state, min(useful, plan.state + plan.budget - plan.total))
+    left = plan.state + plan.budget - plan.total
+    if engine.options.context is None:
+        left = max(left, min(plan.most_state, plan.budget // STATE_SHARE))
+    return max(plan.state, min(useful, left))
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -70,6 +70,7 @@ class LocalRunner(Runner):
             pack=options.pack,
             trace=options.trace,
             governed=options.memory == "auto",
+            learn=options.learn == "on",
             fingerprint=fingerprint,
         )
         try:
@@ -82,6 +83,7 @@ class LocalRunner(Runner):
                 prefetch=options.prefetch == "auto",
             )
             self.storage.dense.load(progress)
+            self.storage.preload()
         except BaseException:
             self.storage.close()  # nothing may be read to memory that goes away
             raise

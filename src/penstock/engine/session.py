@@ -1,5 +1,6 @@
 """One timeline of tokens and the exact attention state that belongs to it."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ class Session:
         self.engine = engine
         self.state = state
         self._tokens = list(tokens)
+        engine.written[state.slot] = state.position
+        weakref.finalize(state, engine.written.pop, state.slot, None).atexit = False
         self.last_logits: NDArray[np.float32] | None = None  # after the last token, if they were asked for
 
     @property
@@ -86,5 +89,6 @@ class Session:
 
     def _advance(self, ids: Sequence[int]) -> None:
         self.state.advance(len(ids))
+        self.engine.written[self.state.slot] = max(self.engine.written[self.state.slot], self.position)
         self._tokens.extend(ids)
         self.last_logits = None

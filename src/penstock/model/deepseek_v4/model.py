@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,9 @@ from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
 from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
+from penstock.storage.prefetch import GUESSED_ROWS
 from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
-
-GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to read ahead
 
 
 class Layer:
