@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "bench": "Measure prefill and decode speed at growing context, time by part, and the distance to memory's "
     "own speed.",
     "doctor": "Check what Penstock needs from this machine.  The exit status is 1 if something cannot work.",
-    "convert": "Convert a DeepSeek or Hugging Face checkpoint to one GGUF file for Penstock and llama.cpp.",
+    "quantize": "Write a model as one GGUF file in other types, for Penstock and llama.cpp.",
     "pack": "Copy the experts to a file from which each one is a single read, if this disk is faster that way.",
     "synth": "Write a valid model with random weights, for tests and benchmarks.",
     "trace": "Record which experts are needed; compare caches on the record.",
