@@ -2,7 +2,7 @@
 
     python -m pocket.export CHECKPOINT.pt TOKENIZER_FOLDER OUT.gguf [--mix f32]
 
-Writes a checkpoint folder in DeepSeek's own layout and converts it with `penstock convert`.
+Writes a checkpoint folder in DeepSeek's own layout and converts it with `penstock quantize`.
 """
 
 import argparse

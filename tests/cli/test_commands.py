@@ -137,6 +137,7 @@ def test_synth_and_force(tmp_path: Path) -> None:
         (["run", "-m", "MODEL", "word " * 60, "--context", "20"], "do not fit the context of 20"),
         (["inspect", "/nowhere"], "penstock: /nowhere: no such file"),
         (["quantize", "/nowhere", "/tmp/x.gguf", "--mix", "f32"], "penstock: /nowhere"),
+        (["convert", "/nowhere", "/tmp/x.gguf", "--mix", "f32"], "penstock: /nowhere"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, model: Path) -> None:

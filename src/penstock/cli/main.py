@@ -28,6 +28,8 @@ COMMANDS: Final = {
     "trace": "Record which experts are needed; compare caches on the record.",
 }
 
+ALIASES: Final = {"convert": "quantize"}  # what the pocket model answers, and older scripts call
+
 
 class Commands(TyperGroup):
     """All commands by name; the one that is called is loaded."""
@@ -37,7 +39,7 @@ class Commands(TyperGroup):
         self.commands = {name: TyperCommand(name, help=help) for name, help in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, _, rest = super().resolve_command(ctx, args)
+        name, _, rest = super().resolve_command(ctx, [ALIASES.get(args[0], args[0]), *args[1:]])
         return name, None if name is None else load(name), rest
 
 

@@ -70,7 +70,8 @@ class ConvertReport:
         if file.blind:
             notes.append(
                 f"{file.path.name}: {len(file.blind)} tensors are in IQ2_XXS without an importance matrix: all "
-                "columns count alike. With two bits it matters which do not: `penstock imatrix` makes one, --imatrix uses it."
+                "columns count alike. With two bits it matters which do not: `penstock imatrix` makes one, "
+                "--imatrix uses it."
             )
         elif self.imatrix and file.unweighed:
             notes.append(

@@ -11,9 +11,9 @@ same with other experts.
 
 mxfp4 is the layout llama.cpp calls MXFP4_MOE; with a published checkpoint its experts are the published numbers, bit
 for bit.  q8_0 puts the embedding and the head in Q8_0 too, as llama.cpp's own q8_0 files do.  Compressors, routers
-and `indexer.proj` stay in BF16 in both, in which the published checkpoints hold them: they decide which experts and which
-rows of the past a token sees, and are one weight in eight hundred.  mxfp4_q8_0 is the smallest of these: for models
-in which embedding, compressors and mixing are a large part of the whole.
+and `indexer.proj` stay in BF16 in both, in which the published checkpoints hold them: they decide which experts and
+which rows of the past a token sees, and are one weight in eight hundred.  mxfp4_q8_0 is the smallest of these: for
+models in which embedding, compressors and mixing are a large part of the whole.
 """
 
 import re
