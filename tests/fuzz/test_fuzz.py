@@ -6,6 +6,8 @@ from tests.fuzz.__main__ import fuzz
 from tests.fuzz.targets import Target, make_targets
 
 COUNTS = {
+    "imatrix": 1500,
+    "imatrix.dat": 1500,
     "gguf": 8000,
     "model": 400,
     "safetensors": 8000,

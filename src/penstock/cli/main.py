@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "own speed.",
     "doctor": "Check what Penstock needs from this machine.  The exit status is 1 if something cannot work.",
     "quantize": "Write a model as one GGUF file in other types, for Penstock and llama.cpp.",
+    "imatrix": "Measure on a text which columns of every weight count, for `penstock quantize`.",
     "pack": "Copy the experts to a file from which each one is a single read, if this disk is faster that way.",
     "synth": "Write a valid model with random weights, for tests and benchmarks.",
     "trace": "Record which experts are needed; compare caches on the record.",

@@ -106,7 +106,7 @@ struct AffineBlock {
             most_minimum = own[g].minimum > most_minimum ? own[g].minimum : most_minimum;
         }
         float least = INFINITY;
-        float tried_d = most_scale / STEPS, tried_dmin = most_minimum / STEPS;
+        float tried_d = as_f16_up(most_scale / STEPS), tried_dmin = as_f16_up(most_minimum / STEPS);
         for (int round = 0; round < 4; round++) {
             AffineBlock tried;
             tried.d = as_f16(tried_d);

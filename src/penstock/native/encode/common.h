@@ -44,8 +44,17 @@ PS_INLINE float from_f16(u16 h) {
     return bits<float>(value | sign);
 }
 
+PS_INLINE float magnitude(float x) { return bits<float>(bits<u32>(x) & 0x7fffffffu); }
+
 // What a float16 field will hold, as the decoder will read it.
 PS_INLINE float as_f16(float x) { return from_f16(to_f16(x)); }
+
+// The next float16 that is not smaller in magnitude: near the end of its range steps are large, and a scale that is too
+// small cannot be made up for by the integers that it multiplies.
+PS_INLINE float as_f16_up(float x) {
+    const u16 h = to_f16(x);
+    return magnitude(from_f16(h)) < magnitude(x) ? from_f16(static_cast<u16>(h + 1)) : from_f16(h);
+}
 
 // To the nearest integer, ties to even, for magnitudes below 2^22.
 PS_INLINE vf nearest(vf x) {
@@ -56,8 +65,6 @@ PS_INLINE float nearest(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 PS_INLINE vf clamp(vf x, float low, float high) { return smaller(larger(x, splat(low)), splat(high)); }
 PS_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
-
-PS_INLINE float magnitude(float x) { return bits<float>(bits<u32>(x) & 0x7fffffffu); }
 
 // 1 / x, or 0 where that is no finite number.
 PS_INLINE vf inverse(vf x) {

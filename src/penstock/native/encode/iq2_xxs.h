@@ -124,7 +124,7 @@ PS_INLINE void encode_iq2_xxs(const float* x, const float* w, u8* out) {
         own[g] = fit_group(x + 32 * g, vectors + 4 * g);
         widest = own[g] > widest ? own[g] : widest;
     }
-    float d = 0, steps[8] = {1, 1, 1, 1, 1, 1, 1, 1}, most = -INFINITY, tried_d = 8.0f * widest / 31.0f;
+    float d = 0, steps[8] = {1, 1, 1, 1, 1, 1, 1, 1}, most = -INFINITY, tried_d = as_f16_up(8.0f * widest / 31.0f);
     Lookup chosen[8] = {};
     for (int round = 0; round < 3 && tried_d > 0; round++) {
         const float unit = as_f16(tried_d) * 0.125f;

@@ -80,7 +80,7 @@ struct SymmetricBlock {
             own[g] = fit_symmetric<Even<HALF>, N, 3>(x + g * N, w + g * N);
             widest = magnitude(own[g]) > magnitude(widest) ? own[g] : widest;
         }
-        float most = 0, tried_d = -widest / STEPS;
+        float most = 0, tried_d = as_f16_up(-widest / STEPS);
         for (int round = 0; round < 4 && tried_d != 0; round++) {
             SymmetricBlock tried;
             tried.d = as_f16(tried_d);
