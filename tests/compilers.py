@@ -57,7 +57,9 @@ def compilers() -> Iterator[Compiler]:
             yield Compiler(name, name, ARM_PACKAGES, (*ARM, STATIC), EMULATOR)
         for name in clang:
             target = (*ARM, STATIC, "-DCMAKE_CXX_COMPILER_TARGET=aarch64-linux-gnu")
-            yield Compiler(f"{name} for aarch64", name, f"{name.replace('++', '')} {ARM_PACKAGES}", target, EMULATOR)
+            yield Compiler(
+                f"{name} for aarch64", name, f"{name.replace('++', '')} {ARM_PACKAGES}", target, EMULATOR
+            )
     zig = f"{sys.executable} -m ziglang c++ -target"
     install = "pip install ziglang"
     for machine, options in (("x86_64", ()), ("aarch64", ARM)):
@@ -92,7 +94,15 @@ def build(compiler: Compiler) -> Path:
     if shutil.which("ccache") and "ziglang" not in compiler.command:
         tools.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     call(
-        *("cmake", "-S", str(SOURCE), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", "-DPENSTOCK_IN_PLACE=OFF"),
+        *(
+            "cmake",
+            "-S",
+            str(SOURCE),
+            "-B",
+            str(folder),
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DPENSTOCK_IN_PLACE=OFF",
+        ),
         *(*tools, *compiler.options),
         environment={**os.environ, "CXX": compiler.command},
     )
@@ -115,7 +125,9 @@ def digests(program: Path, run: tuple[str, ...]) -> dict[tuple[str, str], str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
     wanted = parser.parse_args().names
     chosen = [each for each in compilers() if not wanted or any(name in each.name for name in wanted)]

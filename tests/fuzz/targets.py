@@ -21,6 +21,7 @@ from penstock.storage.usage import Usage, learn_usage, recall_usage, usage_path
 from penstock.tokenizer import tokenizer_from_gguf
 from penstock.weights.config_json import config_from_json
 from penstock.weights.gguf_reader import read_gguf
+from penstock.weights.imatrix import Entry, Imatrix, read_imatrix, write_imatrix
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.safetensors_reader import parse_json, read_safetensors
 from penstock.weights.synth import synth
@@ -109,10 +110,13 @@ def make_targets(folder: Path) -> list[Target]:
         learn_usage("fuzz", Usage(np.ones((2, 4), np.float32), 5.0, 3.0))
         usage = usage_path("fuzz").read_bytes()
     notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1, 0.1, 0.0, 1e9]}
+    matrix, dat = _imatrices(folder)
     return [
         Target("usage", [usage], used, 0.01),
         Target("notes", [json.dumps(notes).encode()], noted, 0.01),
-        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.41),
+        Target("imatrix", [matrix], lambda data: _ignore(read_imatrix(_written(folder, data))), 0.01),
+        Target("imatrix.dat", [dat], lambda data: _ignore(read_imatrix(_written(folder, data))), 0.02),
+        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.38),
         Target("model", [head], lambda data: _ignore(open_checkpoint(whole.write(data))), 0.05),
         Target("safetensors", [_header()], lambda data: _ignore(read_safetensors(tensors.write(data))), 0.3),
         Target(
@@ -125,6 +129,27 @@ def make_targets(folder: Path) -> list[Target]:
             "tokenizer", [json.dumps(tokenizer_keys, default=lambda v: v.tolist()).encode()], tokenizer, 0.01
         ),
     ]
+
+
+def _written(folder: Path, data: bytes) -> Path:
+    path = folder / "imatrix"
+    path.write_bytes(data)
+    return path
+
+
+def _imatrices(folder: Path) -> tuple[bytes, bytes]:
+    """A small importance matrix in both formats."""
+    import numpy as np
+
+    from tests.weights.test_imatrix import as_dat
+
+    entries = {
+        "a.weight": Entry(np.ones((1, 8), np.float32), np.array([3], np.float32)),
+        "b_exps.weight": Entry(np.ones((4, 8), np.float32), np.array([0, 1, 2, 3], np.float32)),
+    }
+    imatrix = Imatrix(entries, ("text",), 5, 512)
+    write_imatrix(imatrix, folder / "seed")
+    return (folder / "seed").read_bytes(), as_dat(imatrix)
 
 
 def _ignore(_: Any) -> None:

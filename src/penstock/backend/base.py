@@ -6,13 +6,14 @@ bytes each of these takes.  The model describes; the backend computes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.state import StateLayout, StatePool
+from penstock.errors import OptionError
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -102,11 +103,22 @@ class Sampling(ABC):
         """The `count` tokens with the highest logits, best first, ties by rising id."""
 
 
+# Where a weight's products add up Σ input² of every column: [parts, columns + 1], the last of a part being how many
+# inputs there were; None where nobody wants to know.  A part is a group of rows that has inputs of its own.
+InputSquares = NDArray[np.float32]
+Observer = Callable[[TensorInfo], InputSquares | None]
+
+
 class Backend(ABC):
     """One device."""
 
     name: str
     sampling: Sampling
+
+    def observe_inputs(self, observer: Observer) -> None:
+        """Asks `observer` where, for every weight that is made from now on.  Only some devices can."""
+        del observer
+        raise OptionError(f"device is {self.name!r}: the inputs of weights can be observed on cpu alone")
 
     @abstractmethod
     def weight(self, info: TensorInfo) -> DeviceWeight:

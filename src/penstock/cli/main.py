@@ -31,11 +31,14 @@ COMMANDS: Final = {
     "bench": "Measure prefill and decode speed at growing context, time by part, and the distance to memory's "
     "own speed.",
     "doctor": "Check what Penstock needs from this machine.  The exit status is 1 if something cannot work.",
-    "convert": "Convert a DeepSeek or Hugging Face checkpoint to one GGUF file for Penstock and llama.cpp.",
+    "quantize": "Write a model as one GGUF file in other types, for Penstock and llama.cpp.",
+    "imatrix": "Measure on a text which columns of every weight count, for `penstock quantize`.",
     "pack": "Copy the experts to a file from which each one is a single read, if this disk is faster that way.",
     "synth": "Write a valid model with random weights, for tests and benchmarks.",
     "trace": "Record which experts are needed; compare caches on the record.",
 }
+
+ALIASES: Final = {"convert": "quantize"}  # what the pocket model answers, and older scripts call
 
 
 class Commands(TyperGroup):
@@ -51,7 +54,7 @@ class Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, _, rest = super().resolve_command(ctx, args)
+        name, _, rest = super().resolve_command(ctx, [ALIASES.get(args[0], args[0]), *args[1:]])
         return name, None if name is None else load(name), rest
 
 

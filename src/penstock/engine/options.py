@@ -19,8 +19,8 @@ MODES: Final = ("auto", "resident", "mmap", "direct")
 RUNNING: Final = ("run", "chat", "serve", "bench")  # commands that run a model
 PLANNING: Final = (*RUNNING, "plan")  # and the one that says how it would be run
 ENGINE: Final[dict[str, Any]] = {"group": "Engine", "commands": PLANNING}
-MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": PLANNING}
-READING: Final[dict[str, Any]] = {"group": "Memory", "commands": RUNNING}
+MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": (*PLANNING, "imatrix")}
+READING: Final[dict[str, Any]] = {"group": "Memory", "commands": (*RUNNING, "imatrix")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class EngineOptions:
         "CPU threads.",
         unset="every core that this process may use",
         group="Engine",
-        commands=(*PLANNING, "trace record"),
+        commands=(*PLANNING, "trace record", "imatrix"),
         effective=lambda engine: engine.options.thread_count,
     )
     context: int | None = option(
