@@ -1,6 +1,7 @@
 """`penstock quantize`: a model as a GGUF file in other types."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,18 +58,22 @@ def quantize_command(
     Example: penstock quantize DeepSeek-V4-Flash flash-q2.gguf --mix q2 --imatrix flash.imatrix.gguf
     """
     begin = time.perf_counter()
-    with _bar() as progress:
-        report = convert(
-            find_model(source),
-            destination,
-            mix,
-            imatrix=imatrix,
-            mtp=mtp,
-            mtp_inside=mtp_inside,
-            overwrite=force,
-            threads=threads,
-            progress=progress,
-        )
+    try:
+        with _bar() as progress:
+            report = convert(
+                find_model(source),
+                destination,
+                mix,
+                imatrix=imatrix,
+                mtp=mtp,
+                mtp_inside=mtp_inside,
+                overwrite=force,
+                threads=threads,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        print("penstock: interrupted; the same command goes on where it was", file=sys.stderr)
+        raise
     seconds = time.perf_counter() - begin
     if json_output:
         print(json.dumps(report.as_dict() | {"seconds": seconds}))

@@ -33,7 +33,8 @@ class DirectFile:
             with open(path, "rb") as file:
                 file.seek(keep - self.used)
                 self.staged[: self.used] = file.read(self.used)
-        os.lseek(self.fd, keep - self.used, os.SEEK_SET)
+        self.written = keep - self.used
+        os.lseek(self.fd, self.written, os.SEEK_SET)
 
     def __enter__(self) -> "DirectFile":
         return self
@@ -60,10 +61,10 @@ class DirectFile:
     def safe(self) -> int:
         """Bytes from the front on that would be there after a power failure."""
         os.fdatasync(self.fd)
-        return self.size - self.used
+        return self.written
 
     def _flush(self) -> None:
         block = self.staged[: -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE]
         while block:
             block = block[os.write(self.fd, block) :]
-        self.used = 0
+        self.written, self.used = self.written + self.used, 0

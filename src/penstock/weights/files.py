@@ -61,6 +61,12 @@ class MappedFile:
         """Only a few bytes here and there will be used: what lies around them is not to be read along."""
         self._advise("MADV_RANDOM")
 
+    def expect(self, offset: int, nbytes: int) -> None:
+        """These bytes will be used at once: they are to be read together and not page after page."""
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_WILLNEED, start, offset + nbytes - start)
+
     def expect_nothing(self) -> None:
         """Nobody uses the file for now: its pages are no longer part of this process."""
         self._advise("MADV_DONTNEED")

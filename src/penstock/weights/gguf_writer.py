@@ -22,7 +22,7 @@ from penstock.weights.gguf_header import Bytes, Chunks, Piece, PlannedTensor, he
 
 __all__ = ["Chunks", "GGUFPart", "Piece", "PlannedTensor", "header_of", "write_gguf"]
 
-AHEAD: Final = 2  # pieces made while another is written
+AHEAD: Final = 3  # pieces made while another is written
 SECONDS: Final = 5.0  # between two notes of how far a file is
 
 
@@ -111,13 +111,18 @@ class GGUFPart:
         self._note(kept)
         noted = time.monotonic()
         with DirectFile(self.part, keep=kept) as sink, closing(_made_ahead(pieces)) as made:
-            for tensor, data in made:
-                sink.write(data)
-                if tensor:
-                    progress(data.nbytes, tensor)
-                if self.job is not None and time.monotonic() - noted >= SECONDS:
+            try:
+                for tensor, data in made:
+                    sink.write(data)
+                    if tensor:
+                        progress(data.nbytes, tensor)
+                    if self.job is not None and time.monotonic() - noted >= SECONDS:
+                        self._note(sink.safe())
+                        noted = time.monotonic()
+            except BaseException:
+                if self.job is not None:
                     self._note(sink.safe())
-                    noted = time.monotonic()
+                raise
         assert sink.size == self.nbytes, f"{self.path}: {sink.size:,} bytes, {self.nbytes:,} planned"
         self._note(self.nbytes)
 
@@ -161,9 +166,10 @@ class _TensorPiece(NamedTuple):
 
 
 def _made_ahead(pieces: Iterable[_TensorPiece]) -> Generator[tuple[str, Bytes], None, None]:
-    """The bytes of pieces in order, a few made by another thread while one is written."""
+    """The bytes of pieces in order, a few made by other threads while one is written: two, so that one can wait for
+    the disk while the other computes."""
     waiting: deque[tuple[str, Future[Bytes]]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="gguf") as worker:
+    with ThreadPoolExecutor(2, thread_name_prefix="gguf") as worker:
         try:
             for tensor, piece in pieces:
                 waiting.append((tensor, worker.submit(piece.make)))

@@ -107,6 +107,8 @@ def _slabs(first: int, last: int, columns: int) -> Iterator[tuple[int, int]]:
 def _recoded(
     weight: Weight, rows: range, target: WeightType, importance: Floats | None, threads: int
 ) -> Bytes:
+    row_bytes = weight.raw.shape[1]
+    weight.info.file.expect(weight.info.offset + rows.start * row_bytes, len(rows) * row_bytes)
     if weight.kind is target:
         return weight.raw[rows.start : rows.stop]
     if weight.kind not in DECODED:

@@ -13,9 +13,14 @@ constexpr i64 SUPER = 256;  // weights of a K block
 
 typedef u8 vb __attribute__((vector_size(8)));  // a byte for each lane
 
-// Eight small integers as bytes, negative ones as int8.
-PS_INLINE vb bytes_of(vi codes) { return __builtin_convertvector(bits<vu>(codes), vb); }
-PS_INLINE void put_bytes(u8* p, vb v) { std::memcpy(p, &v, sizeof v); }
+// N small integers as bytes, negative ones as int8.  By way of an array: a loop becomes packing instructions, a conversion
+// of vectors does not.
+template <int N>
+PS_INLINE void put_bytes(u8* p, const vi (&codes)[N / LANES]) {
+    std::int32_t numbers[N];
+    std::memcpy(numbers, codes, sizeof numbers);
+    for (int i = 0; i < N; i++) p[i] = static_cast<u8>(numbers[i]);
+}
 PS_INLINE vu load_u8(const u8* p) {
     vb v;
     std::memcpy(&v, p, sizeof v);
@@ -98,9 +103,10 @@ PS_INLINE const float* weights_of(const float* importance, i64 column) {
     return importance ? importance + column : ONES.one;
 }
 
-// [columns] in blocks of N weights that become BYTES bytes each.
+// [columns] in blocks of N weights that become BYTES bytes each.  A function for every type: all in one would have too
+// few registers for any.
 template <i64 N, i64 BYTES, void (*ENCODE)(const float* x, const float* w, u8* out)>
-PS_INLINE void by_blocks(const float* x, const float* importance, i64 columns, u8* out) {
+__attribute__((noinline)) void by_blocks(const float* x, const float* importance, i64 columns, u8* out) {
     for (i64 c = 0; c < columns; c += N, out += BYTES) ENCODE(x + c, weights_of(importance, c), out);
 }
 

@@ -48,11 +48,13 @@ PS_INLINE void encode_q8_0(const float* x, const float*, u8* out) {
     const float scale = largest(x, 32) / 127.0f;
     const vf factor = splat(inverse(scale));
     put_u16(out, to_f16(scale));
-    for (i64 i = 0; i < 32; i += LANES) {
-        vf code = load(x + i) * factor, whole = truncated(code);
+    vi codes[4];
+    for (int i = 0; i < 4; i++) {
+        vf code = load(x + 8 * i) * factor, whole = truncated(code);
         whole += truncated((code - whole) * 2.0f);  // exact, unlike trunc(code + ½), which is wrong just below ½
-        put_bytes(out + 2 + i, bytes_of(__builtin_convertvector(whole, vi)));
+        codes[i] = __builtin_convertvector(whole, vi);
     }
+    put_bytes<32>(out + 2, codes);
 }
 
 // ⌊log2 x⌋ as writers of GGUF take it: of the logarithm rounded to float32, which just below a power of two is that
@@ -80,7 +82,8 @@ PS_INLINE void encode_mxfp4(const float* x, const float*, u8* out) {
         for (float limit : halfway) code -= twice > splat(limit);  // true is −1
         codes[i] = code | ((code > vi{}) & bits<vi>(all >> 28 & 8u));
     }
-    for (int i = 0; i < 2; i++) put_bytes(out + 1 + 8 * i, bytes_of(codes[i] | codes[i + 2] << 4));
+    const vi pairs[2] = {codes[0] | codes[2] << 4, codes[1] | codes[3] << 4};
+    put_bytes<16>(out + 1, pairs);
 }
 
 }  // namespace
