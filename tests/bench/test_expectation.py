@@ -11,11 +11,11 @@ from penstock.bench import expectation
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
 from penstock.bench.expected import expect_here
-from penstock.bench.measured_once import MeasuredOnce
 from penstock.bench.routing import DrawnRouting
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
+from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.notes import notes_path, recall
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
@@ -48,7 +48,7 @@ def planned(model: Checkpoint, budget: int | None) -> Plan:
 
 
 def costs(model: Checkpoint) -> Costs:
-    layer = LayerCosts(FLAT, 0.0, Curve((1, 64), (0.0, 0.0)), FLAT, 0.0, 0.0)
+    layer = LayerCosts(FLAT, 0.0, Curve((1, 64), (0.0, 0.0)), FLAT, 0.0, 0.0, 0.0)
     return Costs((layer,) * model.config.layer_count, 2 * MS, Curve((1, 64), (0.0, 0.0)))
 
 
@@ -125,7 +125,7 @@ def test_costs_are_measured_on_layers_like_the_models_own(
 ) -> None:
     """The tiny model is measured in a moment; the expectation is of the engine's own plan."""
     monkeypatch.setattr("penstock.bench.imagined_layers.PATIENCE", 0.0)
-    monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda _: 1e10)
+    monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
     synth(tmp_path / "m.gguf", width="tiny", mix="mxfp4")
     with Engine(tmp_path / "m.gguf", memory=None, load=False) as engine:
@@ -144,8 +144,8 @@ def measured(
     monkeypatch: pytest.MonkeyPatch, *, busy: bool, again: bool = False, found: float = 1.0
 ) -> float:
     """A number of a machine, by a process that has measured nothing yet."""
-    monkeypatch.setattr("penstock.bench.measured_once._HERE", {})
-    monkeypatch.setattr("penstock.bench.measured_once._Others.share", lambda _: 0.9 if busy else 0.0)
+    monkeypatch.setattr("penstock.machine.measured_once._HERE", {})
+    monkeypatch.setattr("penstock.machine.measured_once._Others.share", lambda _: 0.9 if busy else 0.0)
     return MeasuredOnce("test", "machine", again, lambda _: None).numbers("x", 1, lambda: [found])[0]
 
 

@@ -1,7 +1,6 @@
 """`penstock plan`: what a person and what a program read."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
 from penstock.errors import BudgetError, OptionError
+from penstock.pocket import pocket_path
 from penstock.weights.synth import synth
 
 MIB = 1 << 20
@@ -22,13 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured need not be known well here."""
-    monkeypatch.setattr("penstock.bench.imagined_layers.PATIENCE", 0.0)
-    monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
-    monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda _: 1e10)
-    monkeypatch.setattr("penstock.bench.measured_once.BUSY", math.inf)
+pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def run(*arguments: object) -> str:
@@ -66,6 +60,33 @@ def test_plans_agree_with_each_other(model: Path) -> None:
     first, second = (json.loads(run("-m", model, "--memory", "none", "--json")) for _ in range(2))
     for name in ("memory_bandwidth", "disk_bandwidth", "tokens_per_second"):
         assert first[name] == second[name]
+
+
+def test_several_budgets(model: Path) -> None:
+    least = Engine(model, memory=None, context=256, load=False).plan.smallest
+    amounts = f"{least + 4 * MIB},4GiB,1MiB"
+    found = json.loads(run("-m", model, "--ctx", 256, "--budgets", amounts, "--json"))
+    assert [each.get("mode") for each in found] == ["direct", "mmap", None]
+    assert found[0]["budget"] == least + 4 * MIB
+    assert "at least" in found[2]["problem"]
+    assert "4.00 GiB" in run("-m", model, "--ctx", 256, "--budgets", amounts)
+    with pytest.raises(OptionError, match="--budgets is 'much'"):
+        run("-m", model, "--budgets", "much")
+
+
+def test_inspect_and_plan_agree_on_what_stays(model: Path) -> None:
+    for path in (model, pocket_path()):  # one of them has a draft block, which commands leave out
+        shown = CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout
+        planned = json.loads(run("-m", path, "--memory", "none", "--json"))
+        assert json.loads(shown)["resident_bytes"] == planned["dense"] == planned["dense_held"]
+
+
+def test_python_takes_the_budget_of_the_commands(model: Path) -> None:
+    with Engine(model, load=False) as engine:
+        budget = engine.plan.budget
+    assert budget is not None
+    found = json.loads(run("-m", model, "--json"))
+    assert found["budget"] == pytest.approx(budget, rel=0.5)  # of what is free at the moment
 
 
 def test_a_trace_tells_better(model: Path, tmp_path: Path) -> None:

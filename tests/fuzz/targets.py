@@ -11,12 +11,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from penstock.bench.measured_once import _noted as measured_numbers
 from penstock.engine.engine import Engine
 from penstock.errors import ModelFormatError
 from penstock.hub.choices import choices, choose, draft_for
 from penstock.hub.listing import parse_listing
-from penstock.storage.read_speed import _noted as noted_speed
+from penstock.machine.measured_once import _noted as measured_numbers
 from penstock.storage.usage import Usage, learn_usage, recall_usage, usage_path
 from penstock.tokenizer import tokenizer_from_gguf
 from penstock.weights.config_json import config_from_json
@@ -98,7 +97,7 @@ def make_targets(folder: Path) -> list[Target]:
         """What was measured here, as it stands in the user's cache folder: believed whole or not at all."""
         values = parse_json(data, "fuzz")
         for value in values.values() if isinstance(values, dict) else ():
-            _ignore((measured_numbers(value, 2), noted_speed(value)))
+            _ignore(measured_numbers(value, 2))
 
     def used(data: bytes) -> None:
         with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}):
@@ -109,7 +108,7 @@ def make_targets(folder: Path) -> list[Target]:
     with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}):
         learn_usage("fuzz", Usage(np.ones((2, 4), np.float32), 5.0, 3.0))
         usage = usage_path("fuzz").read_bytes()
-    notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1, 0.1, 0.0, 1e9]}
+    notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1]}
     matrix, dat = _imatrices(folder)
     return [
         Target("usage", [usage], used, 0.01),

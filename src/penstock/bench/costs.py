@@ -5,13 +5,13 @@ from typing import Any, Final, NamedTuple
 
 from penstock.backend.base import Backend
 from penstock.bench.imagined_layers import ImaginedLayers, imagined_like
-from penstock.bench.measured_once import MeasuredOnce
 from penstock.machine.cpu import read_cpu
+from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
 from penstock.native.library import find, instruction_set
 from penstock.weights.checkpoint import Checkpoint
 
-ROWS: Final = (1, 32, 64)  # of a step, for all but the experts
+ROWS: Final = (1, 16, 48)  # of a step, for all but the experts
 EXPERT_ROWS: Final = (1, 4, 16, 64)  # that choose the same expert
 NEAR, FAR = 512, 16384  # positions between which attention is seen to grow
 
@@ -42,10 +42,11 @@ class LayerCosts(NamedTuple):
     routed: Curve  # one expert
     mapped: float  # handing experts over where all are at hand
     streamed: float  # and where they come and go
+    described: float  # an expert that is used for the first time
 
 
 class Costs(NamedTuple):
-    """Seconds: of every layer; of a row of logits; of what else a step does, by its rows."""
+    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step does, by its rows."""
 
     layers: tuple[LayerCosts, ...]
     head: float
@@ -85,23 +86,20 @@ def _measure(
 
     def experts() -> list[float]:
         pairs = [layers().experts(rows) for rows in EXPERT_ROWS]
-        return [
-            *(shared for shared, _ in pairs),
-            *(routed for _, routed in pairs),
-            layers().mapped(),
-            layers().streamed(),
-        ]
+        handing = [layers().mapped(), layers().streamed(), layers().described()]
+        return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), *handing]
 
-    a, b = len(ROWS), len(EXPERT_ROWS)
-    one = notes.numbers(keys[0], 2 * a + 2, rest)
-    two = notes.numbers(keys[1], 2 * b + 2, experts)
-    curves = (
-        Curve(ROWS, tuple(one[:a])),
-        Curve(EXPERT_ROWS, tuple(two[:b])),
-        Curve(EXPERT_ROWS, tuple(two[b:-2])),
+    few, more = len(ROWS), len(EXPERT_ROWS)
+    rests = notes.numbers(keys[0], 2 * few + 2, rest)
+    expert = notes.numbers(keys[1], 2 * more + 3, experts)
+    layer = LayerCosts(
+        Curve(ROWS, tuple(rests[:few])),
+        rests[-2],
+        Curve(EXPERT_ROWS, tuple(expert[:more])),
+        Curve(EXPERT_ROWS, tuple(expert[more : 2 * more])),
+        *expert[2 * more :],
     )
-    layer = LayerCosts(curves[0], one[-2], curves[1], curves[2], *two[-2:])
-    return layer, one[-1], Curve(ROWS, tuple(one[a : 2 * a]))
+    return layer, rests[-1], Curve(ROWS, tuple(rests[few : 2 * few]))
 
 
 def fingerprint(backend: Backend) -> str:
@@ -122,7 +120,7 @@ def _keys(checkpoint: Checkpoint, number: int) -> tuple[str, str]:
         parts["_exps." in name or "_shexp." in name].append(f"{name} {info.kind.name} {info.shape}")
     depth = min(checkpoint.config.layer_count, 64)  # of a small model, which the caches hold as a whole
     small = (config.window, config.index_topk, config.heads, config.o_groups, config.layers, depth)
-    return _digest("rest", *small, parts[0]), _digest("experts", config.experts_used, depth, parts[1])
+    return _digest(ROWS, *small, parts[0]), _digest(EXPERT_ROWS, config.experts_used, depth, parts[1])
 
 
 def _digest(*parts: Any) -> str:

@@ -25,7 +25,7 @@ from penstock.storage.usage import Usage
 from penstock.weights.checkpoint import Checkpoint
 
 PROMPT: Final = 512  # tokens
-OTHER_PROMPTS: Final = (64, 4096)
+OTHER_PROMPTS: Final = (16, 64, 4096)
 ANSWER: Final = 64
 FEW_CHUNKS: Final = 6  # of a prompt
 SETTLING: Final = 16  # tokens after which a full cache has found its ways
@@ -97,6 +97,7 @@ class ExpectedRun:
         self.cache: Cache | None = None
         if plan.mode == "direct":
             self.cache = make_cache(policy, plan.experts_held, source.slot_bytes, source.experts)
+        self._seen: list[set[int]] = [set() for _ in costs.layers]  # experts of a mapped file that were used
         self._streamed = [block for block in self.sizes.order if block in plan.streamed]
         self._coming: dict[str, int] = {}  # streamed block → its read
         for block in self._streamed[:BUFFERS]:
@@ -155,7 +156,10 @@ class ExpectedRun:
                 time.wait_ahead(self._coming.pop(block))
             time.compute(costs.rest.at(rows) + rows * costs.deeper * (self.position + rows / 2))
             if self.cache is None:
-                time.compute(costs.mapped + self._computing(costs, rows, len(chosen[number])))
+                new = set(chosen[number]) - self._seen[number]
+                self._seen[number] |= new
+                time.compute(costs.mapped + len(new) * costs.described)
+                time.compute(self._computing(costs, rows, len(chosen[number])))
             else:
                 missing = self._ask(self.cache, number, chosen[number], ahead.get(number))
                 if rows <= GUESSED_ROWS and number + 1 < len(chosen):

@@ -9,13 +9,13 @@ For a model that is not here, `imagine` its checkpoint and give the speed of the
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, expect
-from penstock.bench.measured_once import MeasuredOnce
+from penstock.machine.measured_once import MeasuredOnce
 from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
@@ -25,6 +25,7 @@ from penstock.storage.trace import Trace
 from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
 
+MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
 UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
 
 
@@ -89,11 +90,11 @@ def expect_here(
     """
     threads = getattr(backend, "threads", 1)
     notes = MeasuredOnce("machine", fingerprint(backend), again, say)
-    seconds_per_byte = notes.numbers("memory", 1, lambda: [1 / read_bandwidth(threads)])[0]
+    seconds_per_byte = notes.numbers("memory", 1, lambda: [1 / read_bandwidth(threads, MEMORY)])[0]
     costs = kernel_costs(checkpoint, backend, notes)
     on_disk, usage = disk is None, None
     if disk is None:
-        disk = read_speed(ExpertSource(checkpoint), backend, again)
+        disk = read_speed(ExpertSource(checkpoint), backend, notes)
         if trace is None and plan.mode == "direct":
             config, model = checkpoint.config, checkpoint.fingerprint()
             known = recall_usage(model, config.layer_count, config.experts) if learned else None

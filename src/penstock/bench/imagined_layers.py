@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, DeviceExpert, DeviceWeight, ExpertTable
 from penstock.backend.state import DTYPES, Step
+from penstock.engine.sampling import Sampler, Sampling
 from penstock.machine.cpu import cache_bytes
 from penstock.machine.memory import read_memory
 from penstock.machine.pages import reserve
@@ -46,7 +47,7 @@ PATIENCE: Final = 0.1  # seconds for one number, once the fewest calls are made
 
 
 class Timing(NamedTuple):
-    """Seconds of a layer without experts, of a step besides its layers, and of one row of logits."""
+    """Seconds of a layer without experts, of a step besides its layers, and of a token drawn from a row of logits."""
 
     layer: float
     step: float
@@ -110,21 +111,22 @@ class ImaginedLayers:
         layers: list[float] = []
         steps: list[float] = []
         heads: list[float] = []
-        step = Step.of([(self.slot, position, [0] * rows, 1)])
+        sampler = Sampler(Sampling(), (), self.config.vocab_size, self.backend.sampling)
         for layer in self.model.layers:
             layer.mixture = lambda x, batch, router=layer.router: (router.run(x, batch), x)[1]
             layer.forward = _timed(type(layer).forward.__get__(layer), layers)
 
         def run() -> None:
             before, begin = sum(layers), time.perf_counter()
+            step = Step.of([(self.slot, position, [0] * rows, 1)])
             hidden = self.model.forward(step)
-            steps.append(time.perf_counter() - begin - (sum(layers) - before))
             self.pool.discard(self.slot)
+            steps.append(time.perf_counter() - begin - (sum(layers) - before))
             begin = time.perf_counter()
-            self.model.logits(hidden, step)
+            sampler.sample(self.model.logits(hidden, step)[-1])
             heads.append(time.perf_counter() - begin)
 
-        repeat([run])
+        repeat([run], fewest=1 if self.copies > 1 else FEWEST)  # each call times all copies
         return Timing(median(layers[self.copies :]), median(steps), median(heads))
 
     def experts(self, rows: int) -> tuple[float, float]:
@@ -143,6 +145,12 @@ class ImaginedLayers:
         _, ids, _ = self._routed(1)
         store = MappedExperts(self.checkpoint, self.backend)
         return repeat([lambda: store.acquire("blk.0", ids)])
+
+    def described(self) -> float:
+        """Seconds that an expert takes when it is used for the first time."""
+        info = [self.checkpoint.expert("blk.0", 0, part) for part in PARTS]
+        weights = [Weight(each, *self._weights.of(each)) for each in info]
+        return repeat([lambda: ready_expert(self.backend, weights)])
 
     def streamed(self) -> float:
         """The same where they come and go."""
@@ -218,12 +226,12 @@ def imagined_like(checkpoint: Checkpoint, number: int, copies: int) -> Checkpoin
     return imagine(small, type_of)
 
 
-def repeat(calls: Sequence[Callable[[], object]]) -> float:
+def repeat(calls: Sequence[Callable[[], object]], fewest: int = FEWEST) -> float:
     """Seconds of one of these calls, which are made in turn until it is known well enough."""
     found: list[float] = []
     calls[0]()  # brings threads, pages and working memory
     begin = time.perf_counter()
-    while len(found) < FEWEST or (len(found) < MOST and time.perf_counter() < begin + PATIENCE):
+    while len(found) < fewest or (len(found) < MOST and time.perf_counter() < begin + PATIENCE):
         _timed(calls[len(found) % len(calls)], found)()
     return median(found)
 

@@ -38,6 +38,7 @@ def judge_model(
     checkpoint: Checkpoint,
     options: EngineOptions,
     backend: Backend,
+    again: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """With the memory that these options give it."""
@@ -51,7 +52,7 @@ def judge_model(
         plan = planned(checkpoint, None)
     except BudgetError as error:
         return Verdict("not", (f"It does not fit: {error}.", "More memory is all that helps."))
-    expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", say=say)
+    expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", again=again, say=say)
     helps = sorted(_helps(checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])
     sentences = [_fitting(plan), _speed(plan, expected), _help(plan, helps)]
     return Verdict(

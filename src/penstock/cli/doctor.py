@@ -80,7 +80,7 @@ def doctor_command(
         ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the disk again, even if its speed is known.")
+        bool, typer.Option("--measure", help="Measure machine and disk again, even if they are known.")
     ] = False,
     json_output: options.Json = False,
 ) -> None:
@@ -92,7 +92,7 @@ def doctor_command(
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
         checks = list(examine(None if checkpoint is None else describe(checkpoint), measure))
     healthy = all(check.status is not Status.PROBLEM for check in checks)
-    verdict = None if checkpoint is None or not healthy else _verdict(checkpoint)
+    verdict = None if checkpoint is None or not healthy else _verdict(checkpoint, measure)
     if json_output:
         found = {"ok": healthy, "checks": [asdict(check) for check in checks]}
         print(json.dumps(found if verdict is None else found | {"verdict": verdict.as_dict()}))
@@ -105,11 +105,12 @@ def doctor_command(
         raise typer.Exit(1)
 
 
-def _verdict(checkpoint: Checkpoint) -> Verdict:
+def _verdict(checkpoint: Checkpoint, again: bool) -> Verdict:
     """As a command would run the model that is told nothing else."""
     chosen = EngineOptions(draft="off")
     backend = open_backend(chosen.device, chosen.thread_count)
-    return judge_model(chosen.with_draft(checkpoint), chosen, backend, say=partial(print, file=sys.stderr))
+    say = partial(print, file=sys.stderr)
+    return judge_model(chosen.with_draft(checkpoint), chosen, backend, again=again, say=say)
 
 
 def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:

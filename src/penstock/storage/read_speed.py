@@ -1,6 +1,5 @@
 """How fast a model's experts come from its disk: one alone, and many in a row, read as the engine reads them."""
 
-import math
 import os
 import random
 import time
@@ -8,27 +7,25 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from penstock.backend.base import Backend
 from penstock.machine.cpu import read_cpu
 from penstock.machine.disk import find_disk
-from penstock.machine.notes import recall, remember
+from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.pages import reserve
 from penstock.storage.bundle import Bundle, Bytes
 from penstock.storage.reader import Reader
 from penstock.storage.source import ExpertSource
 from penstock.storage.store import ready_expert
 
-NOTES: Final = "reads"
 ONE_BY_ONE: Final = 12  # experts
-ROUNDS: Final = (
-    6  # of many in a row; the best counts, because a disk that others use is slower and never faster
-)
+ROUNDS: Final = 6  # of many in a row; the best counts: a disk that others use is slower and never faster
 SECONDS: Final = 0.12  # of a round
 IN_FLIGHT: Final = 12
+SHORTEST: Final = 1e-15  # seconds of a byte
 MOST_BYTES: Final = 256 << 20  # of memory for them
 
 
@@ -44,26 +41,23 @@ class ReadSpeed(NamedTuple):
     latency: float
     handling: float = 1e-4
     delay: float = 0.0  # of computing, by the byte: reading takes some of every core
-    when: float = 0.0  # seconds since 1970
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + nbytes / self.bytes_per_second if nbytes else 0.0
 
 
-def read_speed(source: ExpertSource, backend: Backend, again: bool = False) -> ReadSpeed:
+def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> ReadSpeed:
     """As noted for this disk and experts of this size, or measured now, in a second."""
     disk = find_disk(source.checkpoint.files[0].path)
     size, pieces = source.slot_bytes[0], len(source.bundle(0).stretches)
-    key = f"{disk.device} {disk.filesystem} {disk.size} {size} {pieces}"
-    noted = None if again else _noted(recall(NOTES).get(key))
-    if noted is not None:
-        return noted
-    found = measure_reads(source, backend)
-    remember(NOTES, key, list(found))
-    return found
+    # Numbers of devices are given anew at every start, so the file system and the size have to agree too.
+    item = f"disk {disk.device} {disk.filesystem} {disk.size}, {pieces} pieces of {size}"
+    by_byte, *others = notes.numbers(item, 4, lambda: measure_reads(source, backend))
+    return ReadSpeed(1 / max(by_byte, SHORTEST), *others)
 
 
-def measure_reads(source: ExpertSource, backend: Backend) -> ReadSpeed:
+def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
+    """Seconds by the byte, and the other numbers of a `ReadSpeed`."""
     size = max(source.slot_bytes)
     count = max(1, min(IN_FLIGHT, MOST_BYTES // size))
     buffers = [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(count)]
@@ -78,7 +72,7 @@ def measure_reads(source: ExpertSource, backend: Backend) -> ReadSpeed:
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
     seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
     latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
-    return ReadSpeed(speed, latency, handling, delay, time.time())
+    return [1 / speed, latency, handling, delay]
 
 
 def _processor_seconds() -> float:
@@ -123,13 +117,3 @@ def stream(reader: Reader, buffers: Sequence[Bytes], requests: Iterator[Request]
         nbytes += useful
     reader.wait_all(jobs)
     return nbytes / (time.perf_counter() - begin)
-
-
-def _noted(value: Any) -> ReadSpeed | None:
-    match value:
-        case [float(), float(), float(), float(), float()]:
-            found = ReadSpeed(*value)
-            good = all(math.isfinite(number) and number >= 0 for number in found)
-            return found if good and found.bytes_per_second > 0 else None
-        case _:
-            return None
