@@ -88,7 +88,7 @@ def test_a_socket_counts_if_there_is_nothing_else() -> None:
             if not prompt:
                 ours.shutdown(socket.SHUT_WR)
             command = [sys.executable, "-m", "penstock", "run", *prompt, "--temperature", "0"]
-            done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, stdin=theirs.fileno(), capture_output=True, text=True, check=False)
         assert (done.stdout, done.stderr) == ("42\n", "")
 
 

@@ -68,8 +68,8 @@ def read_stdin() -> str:
 
 
 def _is_piped(only: bool) -> bool:
-    """Whether standard input is a pipe or a file: what somebody has put there, not a terminal or nothing.  A socket is
-    what programs leave open that start others, so it counts only if there is no other text."""
+    """Whether standard input is a pipe or a file: what somebody has put there, not a terminal or nothing.  Programs
+    that start others leave sockets open, so one counts only if there is no other text."""
     if sys.stdin is None:
         return False
     mode = os.fstat(sys.stdin.fileno()).st_mode
