@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,31 @@ def test_texts_before_the_question(tmp_path: Path) -> None:
         "What colour?", *file, *file, stdin=b"Blue."
     )
     assert prompt_of("The sky is red.\nWhat", "--raw") == prompt_of("What", *file, "--raw")
+
+
+def test_a_pipe_that_stays_open_is_waited_for_and_said() -> None:
+    command = [sys.executable, "-m", "penstock", "run", SUM, "--temperature", "0"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "waiting for standard input (< /dev/null says" in process.stderr.readline()
+        process.stdin.close()
+        assert process.stdout.read() == "42\n"
+
+
+def test_a_socket_counts_if_there_is_nothing_else() -> None:
+    for prompt, said in (([SUM], b""), ([], SUM.encode())):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.sendall(said)
+            if not prompt:
+                ours.shutdown(socket.SHUT_WR)
+            command = [sys.executable, "-m", "penstock", "run", *prompt, "--temperature", "0"]
+            done = subprocess.run(command, stdin=theirs.fileno(), capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("42\n", "")
 
 
 def test_an_empty_pipe_adds_nothing() -> None:

@@ -27,7 +27,7 @@ def given_text(prompt: str | None, files: Sequence[str], raw: bool = False) -> s
             raise OptionError("the prompt is empty: expected something to say to the model")
     named = [name for name in files if name != STDIN]
     texts = [read_file(name) for name in named]
-    piped = read_stdin() if asks_stdin or _is_piped() else ""
+    piped = read_stdin() if asks_stdin or _is_piped(prompt is None and not files) else ""
     others = [text for text in (piped, prompt) if text]
     if raw:
         whole = "\n".join([*texts, *others])
@@ -61,18 +61,20 @@ def read_stdin() -> str:
     if sys.stdin is None:  # closed
         return ""
     stream = sys.stdin.buffer
-    if sys.stderr.isatty() and not select.select([stream], [], [], PATIENCE)[0]:
-        print("penstock: waiting for the end of standard input (Ctrl-D)", file=sys.stderr)
+    if not select.select([stream], [], [], PATIENCE)[0]:
+        end = "Ctrl-D ends it" if stream.isatty() else "< /dev/null says that there is none"
+        print(f"penstock: waiting for standard input ({end})", file=sys.stderr)
     return _decoded(stream, "standard input")
 
 
-def _is_piped() -> bool:
-    """Whether standard input is a pipe or a file: what somebody has put there, not a terminal or nothing."""
+def _is_piped(only: bool) -> bool:
+    """Whether standard input is a pipe or a file: what somebody has put there, not a terminal or nothing.  Programs
+    that start others leave sockets open, so one counts only if there is no other text."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed, or not a file at all
         return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or (only and stat.S_ISSOCK(mode))
 
 
 def _decoded(file: BinaryIO, name: str) -> str:
