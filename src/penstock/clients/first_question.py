@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 from penstock.clients.target import Target, call
 from penstock.errors import PenstockError
 
-LOOK_S: Final = 0.3  # between two looks at the server
-SETTLED_S: Final = 3.0  # without a prompt being read after which there will be no other one
+LOOK_S: Final = 1.0  # between two looks at the server
+SETTLED_S: Final = 3.0  # without anything new being read after which there will be no more of it
 SILENT_S: Final = 120.0  # after which a client without a screen will not ask any more
 LEAVE_S: Final = 5.0  # that a client has to end
 # What a client that is ended may leave of its screen: the other buffer, pasting and mouse modes, a hidden cursor.
@@ -87,7 +87,7 @@ def _wait(running: ClientRun, target: Target, label: str, before: int, tell: Cal
     while True:
         answer = _pin(target, label)
         came, tokens = answer["pins"] > before, answer["pinned"].get(label, 0)
-        progress = _reading(target)
+        progress = _reading(target, tokens)
         now = time.monotonic()
         if progress:
             tell(progress)
@@ -114,10 +114,11 @@ def _pin(target: Target, label: str) -> dict[str, Any]:
     return answer
 
 
-def _reading(target: Target) -> str:
-    """How far a prompt is that is being read; empty if none is."""
+def _reading(target: Target, kept: int) -> str:
+    """How far a prompt is that is being read; empty if none is.  One that goes on from what is kept does not count:
+    an agent that has its answer may go on for long."""
     for slot in _answer(target, "/slots"):
-        if slot.get("is_processing"):
+        if slot.get("is_processing") and (slot["n_prompt_tokens_cache"] < kept or not kept):
             read = slot["n_prompt_tokens_processed"] + slot["n_prompt_tokens_cache"]
             if read < slot["n_prompt_tokens"]:
                 return f"{read:,} of {slot['n_prompt_tokens']:,} tokens are read"
