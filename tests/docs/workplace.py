@@ -48,6 +48,7 @@ class Workplace:
             self._program(name, f'exec {shlex.quote(sys.executable)} "$@"')
         for setup in SETUPS.values():  # clients that end well; the real ones are for `make test-clients`
             self._program(setup(Target("http://nowhere")).command[0], "exit 0")
+        self._program("claude", f'exec {shlex.quote(sys.executable)} {ROOT}/tests/clients/fake_agent.py "$@"')
         shutil.copy(pocket_path(), self.folder / "model.gguf")
         (self.folder / "notes.txt").write_text("The tower in Orly was built in 1908.\n")
         return self

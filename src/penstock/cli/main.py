@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "chat": "Talk with a model.",
     "serve": "Answer requests over HTTP.",
     "launch": "Show, write or use the settings with which a client works with this server.",
+    "warm": "Let a client ask something, and keep the prompt that it begins with: the next time it starts at once.",
     "plan": "Show what a model would take from a budget of memory, and the speed to expect.",
     "inspect": "Show configuration, tensors, bytes by kind and type, and what can be streamed.",
     "bench": "Measure prefill and decode speed at growing context, time by part, and the distance to memory's "

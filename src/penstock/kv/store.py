@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -34,10 +35,11 @@ from penstock.kv.store_index import Entry, open_index
 from penstock.machine.private import private_file, private_folder
 from penstock.weights.safetensors_reader import read_safetensors_with_metadata
 
-KINDS: Final = ("system", "prompt", "frontier", "end")  # where in a conversation a session was saved
+KINDS: Final = ("system", "prompt", "frontier", "end")  # where in a conversation a session was saved, or
+PINNED: Final = re.compile(r"pinned-[a-z0-9-]{1,64}")  # whose beginning it is, which is to stay
 ABANDONED_S: Final = 3600.0  # a part untouched for so long has no writer, whoever has its process number now
 
-_PAYLOAD: Final = re.compile(rf"([0-9a-f]{{64}})\.({'|'.join(KINDS)})")
+_PAYLOAD: Final = re.compile(rf"([0-9a-f]{{64}})\.({'|'.join(KINDS)}|{PINNED.pattern})")
 _OWN: Final = re.compile(rf"{_PAYLOAD.pattern}|.*\.part|lock|index\.sqlite.*")
 _PART: Final = re.compile(r"[0-9a-f]{64}\.\d+\.(\d+)\.part(\.\d+\.part)?")
 _TROUBLES: Final = (OSError, SnapshotError, sqlite3.Error)  # of the disk or the index: never the caller's
@@ -187,8 +189,9 @@ class KvStore:
 
     def put(self, tokens: Sequence[int], snapshot: Snapshot, kind: str) -> bool:
         """Saves a session that has read `tokens`.  True if the store has it, now or from before."""
-        if kind not in KINDS:
-            raise OptionError(f"the kind of a saved session is {kind!r}, expected one of {', '.join(KINDS)}")
+        if kind not in KINDS and not PINNED.fullmatch(kind):
+            expected = f"one of {', '.join(KINDS)}, or pinned-LABEL"
+            raise OptionError(f"the kind of a saved session is {kind!r}, expected {expected}")
         if list(tokens) != snapshot.tokens or len(tokens) != snapshot.state.position:
             raise OptionError(
                 f"{len(tokens):,} tokens for a state at position {snapshot.state.position:,} "
@@ -205,6 +208,8 @@ class KvStore:
 
     def _save(self, key: str, snapshot: Snapshot, kind: str) -> None:
         if self._holds(key):
+            if PINNED.fullmatch(kind):
+                self._pin(key, kind)
             return
         part = self.folder / f"{key}.{next(_numbers)}.{os.getpid()}.part"
         try:
@@ -214,6 +219,18 @@ class KvStore:
             self._enter(part, key, len(snapshot.tokens), kind)
         finally:
             part.unlink(missing_ok=True)
+
+    def _pin(self, key: str, kind: str) -> None:
+        """What is saved already gets a name that says that it is to stay."""
+        with self._index.transaction():
+            old = self._index.get(key)
+            if old is None or old.kind == kind:
+                return
+            new = replace(
+                old, kind=kind, created=time.time()
+            )  # who looks for the old name finds another entry
+            os.replace(self._path(old), self._path(new))
+            self._index.set(new)
 
     def _holds(self, key: str) -> bool:
         return key not in self._passed_over and self._index.get(key) is not None

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -24,9 +24,11 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
 from penstock.server.http.settings import Settings
+from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
 T = TypeVar("T")
+PIN_S: Final = 30.0  # for which system prompts are pinned after somebody has asked for it
 
 
 def service_of(request: HttpRequest) -> "Service":
@@ -63,6 +65,13 @@ class Service:
         self.created = int(time.time())
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
+        self.prefill_speed = PrefillSpeed(engine, scheduler)
+        self._pin = ("", 0.0)  # label, and until when
+        self.pins = 0  # prompts that came to be pinned
+
+    def pin(self, label: str) -> None:
+        """System prompts that come within the next half minute are pinned under this label."""
+        self._pin = (label, time.monotonic() + PIN_S)
 
     @property
     def state(self) -> str:
@@ -83,6 +92,7 @@ class Service:
         """Lets answers go on for so many seconds, then ends; sessions are saved, if there is a folder for them."""
         self.scheduler.stop(deadline)
         if self.scheduler.ready:
+            self.prefill_speed.save()
             cache = self.scheduler.prefix_cache
             if cache.disk is not None:
                 cache.save()
@@ -107,7 +117,10 @@ class Service:
         tell = partial(self._dispatch().send, updates.put_nowait)
 
         limit = min(max_tokens, self.settings.max_tokens)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score)
+        label, until = self._pin
+        pin = label if shared and time.monotonic() < until else ""
+        self.pins += bool(pin)
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
         timer = self._timer(usage, tell)

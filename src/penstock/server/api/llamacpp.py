@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 
 from penstock import __version__
 from penstock.engine.requests import SlotState
@@ -81,21 +81,31 @@ def properties(request: Request) -> dict[str, Any]:
 
 
 class PropsBody(BaseModel):
-    parked: StrictBool
+    parked: StrictBool | None = None
+    pin: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9-]{1,64}$")] | None = None
 
 
 @router.post("/props")
 def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
-    """Lets the weights leave memory, once nobody needs them, or brings them back.  Answers when that is done, or
-    soon: `state` says which."""
+    """parked: lets the weights leave memory, once nobody needs them, or brings them back.  Answers when that is done,
+    or soon: `state` says which.  pin: system prompts that come within the next half minute are kept under this label
+    when others leave; `pins` counts those that came, `pinned` says what is kept, in tokens."""
     service = service_of(request)
+    if body.parked is None and body.pin is None:
+        raise refusal("parked", "expected `parked` or `pin`")
+    if body.pin is not None:
+        service.pin(body.pin)
     if body.parked and service.engine.options.trace is not None:
         raise refusal("parked", "a server that records a trace cannot be parked")
-    service.scheduler.park(body.parked)
-    deadline = time.monotonic() + PARKING
-    while service.engine.parked != body.parked and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return {"parked": service.engine.parked, "state": service.state}
+    if body.parked is not None:
+        service.scheduler.park(body.parked)
+        deadline = time.monotonic() + PARKING
+        while service.engine.parked != body.parked and time.monotonic() < deadline:
+            time.sleep(0.02)
+    answer = {"parked": service.engine.parked, "state": service.state}
+    if body.pin is not None:
+        answer |= {"pins": service.pins, "pinned": service.scheduler.prefix_cache.pinned()}
+    return answer
 
 
 def _sessions(service: Service) -> dict[str, Any]:
@@ -105,6 +115,7 @@ def _sessions(service: Service) -> dict[str, Any]:
         "bytes": cache.bytes,
         "in_use": cache.in_use,
         "budget": cache.budget,
+        "pinned": cache.pinned(),
     }
     if cache.disk is not None:
         store = cache.disk.store
@@ -115,7 +126,8 @@ def _sessions(service: Service) -> dict[str, Any]:
 def _scheduler(service: Service) -> dict[str, Any]:
     scheduler = service.scheduler
     names = ("active", "waiting", "steps", "busy_rows", "paused", "engine_seconds")
-    return {name: getattr(scheduler, name) for name in names}
+    speed = service.prefill_speed.per_second
+    return {**{name: getattr(scheduler, name) for name in names}, "prefill_per_second": speed}
 
 
 def _defaults(service: Service) -> dict[str, Any]:
