@@ -294,6 +294,8 @@ DEEP = json.loads("[" * 400 + "]" * 400)
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1 << 70}, "top_k"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"stop_sequences": ["x" * 1025]}, "stop_sequences"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tools": [{"name": "f", "input_schema": {"deep": DEEP}}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

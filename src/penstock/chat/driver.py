@@ -63,9 +63,11 @@ class ChatDriver:
         *,
         continues: bool = False,
         forced: bool = False,
+        most: int | None = None,
     ) -> "Reply":
-        """The assistant's next turn.  continues, forced: see `Prompt`."""
-        return Reply(self, conversation, sampling or Sampling(), continues, forced)
+        """The assistant's next turn.  continues, forced: see `Prompt`.  Raises ContextLengthError as soon as it is
+        certain that the prompt has more than `most` tokens."""
+        return Reply(self, conversation, sampling or Sampling(), continues, forced, most)
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class Reply:
         sampling: Sampling,
         continues: bool,
         forced: bool,
+        most: int | None = None,
     ):
         self._driver = driver
         format, tokenizer, replay = driver.format, driver.engine.tokenizer, driver.replay
@@ -108,7 +111,7 @@ class Reply:
         self._tokenizer, self._end_reasoning = tokenizer, tokenizer.token_id(format.end_reasoning)
         self._reasoning = self.thinking
         self._keeps = replay is not None and not continues
-        self.prompt = self._rendered.encode(tokenizer, replay.recall if replay else None)
+        self.prompt = self._rendered.encode(tokenizer, replay.recall if replay else None, most)
         self.sampling = replace(sampling, stop=())
         self.turn = Turn(thinking=self.thinking)
         self.tokens: list[int] = []

@@ -22,6 +22,7 @@ from penstock.server.api.shared import (
     JsonObject,
     NamedEvents,
     Offer,
+    Stops,
     check_results,
     offer,
     refusal,
@@ -159,15 +160,13 @@ class CountRequest(Body):
 
 class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, ge=0, lt=1 << 31)
 
     def sampling(self) -> Sampling:
-        if not all(self.stop_sequences or []):
-            raise refusal("stop_sequences", "one of them is empty")
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         known = {name: value for name, value in given.items() if value is not None}
         return Sampling(stop=tuple(self.stop_sequences or ()), **known)  # type: ignore[arg-type]

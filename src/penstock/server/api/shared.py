@@ -30,6 +30,7 @@ MAX_STOPS: Final = 16
 MAX_CHOICES: Final = 8
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TurnUpdates = AsyncGenerator[PrefillProgress | Token, None]
@@ -112,7 +113,7 @@ class SamplingFields(BaseModel):
     top_k: int | None = Field(None, ge=-1)  # -1 is what some clients send for none
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Stops | None = None
     logit_bias: dict[str, Bias] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
