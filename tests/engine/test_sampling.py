@@ -1,8 +1,8 @@
 """From logits to tokens."""
 
 import itertools
-import sys
 import math
+import sys
 from collections import Counter
 
 import numpy as np
