@@ -38,7 +38,7 @@ FLOORS: Final = (
     Floor(
         "server/api",
         (Stop("server.api.openai_chat", "chat_completions", "JSON → conversation, sampling"),),
-        (Stop("server.api.openai_chat", "Choice.run", "events → chunks of this API"),),
+        (Stop("server.api.openai_chat", "ChatChoice.run", "events → chunks of this API"),),
     ),
     Floor(
         "chat",
