@@ -11,7 +11,25 @@ from penstock.tokenizer import Tokenizer, byte_tokenizer_metadata, tokenizer, to
 from penstock.tokenizer.gguf import PRE
 from penstock.tokenizer.pretokenizers import PRE_TOKENIZERS
 
-LETTERS = ["a", "Word", "é", " ", "  ", "\n", " \n ", "x ", "7", "1234", "'s", "!", " !", "世界", "\u0301", "\t", "🙂"]
+LETTERS = [
+    "a",
+    "Word",
+    "é",
+    " ",
+    "  ",
+    "\n",
+    " \n ",
+    "x ",
+    "7",
+    "1234",
+    "'s",
+    "!",
+    " !",
+    "世界",
+    "\u0301",
+    "\t",
+    "🙂",
+]
 
 
 @pytest.fixture(params=sorted(PRE_TOKENIZERS))

@@ -80,9 +80,7 @@ class Prompt:
         """Token ids.  Neighbouring texts are encoded together, as the model saw them in training."""
         return self.encode(tokenizer).ids
 
-    def encode(
-        self, tokenizer: Tokenizer, recall: Recall | None = None, most: int | None = None
-    ) -> Encoded:
+    def encode(self, tokenizer: Tokenizer, recall: Recall | None = None, most: int | None = None) -> Encoded:
         """Token ids, those of what the model has said as it said them, if they are known.  Raises
         ContextLengthError as soon as it is certain that there are more than `most`."""
         ids: list[int] = []

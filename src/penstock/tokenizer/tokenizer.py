@@ -65,9 +65,7 @@ class Tokenizer:
                 tokenizer.pre_tokenizer = pre_tokenizer
             self._marking.add_special_tokens(markers)
 
-    def encode(
-        self, text: str, special: bool = False, most: int | None = None, before: int = 0
-    ) -> list[int]:
+    def encode(self, text: str, special: bool = False, most: int | None = None, before: int = 0) -> list[int]:
         """The ids of `text`, without BOS.  With `special`, marker strings in it become their single token.
 
         Raises ContextLengthError as soon as it is certain that a prompt which has `before` tokens already would have
