@@ -4,6 +4,7 @@ import itertools
 import math
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_more_stop_strings_cost_no_more() -> None:
     def lines(count: int) -> int:
         watcher, seen = StopStrings([f"stop {number}" for number in range(count)]), 0
 
-        def trace(frame: object, event: str, arg: object) -> object:
+        def trace(_: object, event: str, __: object) -> Any:
             nonlocal seen
             seen += event == "line"
             return trace

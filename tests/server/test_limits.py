@@ -58,7 +58,7 @@ def test_beyond_this_machine_a_key_is_needed() -> None:
 
 
 def test_a_body_that_is_too_large(client: TestClient, service: Service) -> None:
-    reply = client.post(CHAT, content=b" " * (service.settings.max_body + 1), headers=JSON)
+    reply = client.post(CHAT, content=b" " * (service.max_body + 1), headers=JSON)
     assert reply.status_code == 413
 
 
@@ -77,7 +77,7 @@ def test_a_body_in_chunks_is_counted_while_it_is_read(client: TestClient, servic
             sent += 1 << 16
             yield b" " * (1 << 16)
 
-    most = service.settings.max_body
+    most = service.max_body
     reply = client.post(CHAT, content=body(most + (1 << 16)), headers=JSON)
     assert reply.request.headers["transfer-encoding"] == "chunked"
     assert (reply.status_code, sent) == (413, most + (1 << 16))

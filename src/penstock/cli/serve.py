@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from penstock.cli import options
 from penstock.engine.options import EngineOptions
 from penstock.environment import API_KEY
 from penstock.errors import OptionError
+from penstock.machine.memory import read_memory
 from penstock.server.http.settings import LOG_LEVELS, LOOPBACK, Settings
 
 
@@ -38,9 +40,13 @@ def serve_command(
     # What computes and the web framework are loaded when there is something to serve.
     from penstock.cli.opening import LoadingBar, open_engine
     from penstock.server.http.server import Server, address, listen
+    from penstock.server.http.work import request_memory, share_of
     from penstock.server.observe.logs import start_logging
     from penstock.server.service import Service
 
+    budget = read_memory().safe_budget() if chosen.memory == "auto" else chosen.memory_bytes
+    requests = request_memory(settings.max_body) if settings.max_body else share_of(budget)
+    chosen = replace(chosen, request_bytes=requests)
     start_logging(log_level, log_json, log_file)
     if settings.host not in LOOPBACK:
         print(

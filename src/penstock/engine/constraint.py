@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ Logits = NDArray[np.float32]
 Finishing = dict[bytes, NDArray[np.int64]]  # see `Constraints.finishing`
 
 KEPT: Final = 64  # compiled grammars; an agent sends the same tools with every request
+KEPT_TEXT: Final = 1 << 18  # their characters: a large one takes fifty times as much, or more
 LONGEST: Final = 1 << 20  # characters of a grammar
 MOST_STATES: Final = 50_000  # of a lexer: 100 MB at most
 _PLACE: Final = re.compile(r"\n\s*\d+ \| ")  # before a line of the grammar
@@ -82,7 +83,7 @@ class Constraints:
         self._tokens: list[bytes] = []
         self._vocabulary: LLTokenizer | None = None
         self._finishing: dict[bytes, Finishing] = {}
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def constrain(self, rules: Rules) -> Constraint:
         """What holds one answer to `rules`; GrammarError if a grammar cannot be used."""
@@ -96,7 +97,15 @@ class Constraints:
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A new reader of this grammar; GrammarError if it cannot be used."""
-        return self._compiled(grammar).deep_copy()
+        with self._lock:
+            found = self._compiled.pop(grammar, None)
+        if found is None:
+            found = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = found
+            while len(self._compiled) > KEPT or sum(map(len, self._compiled)) > max(KEPT_TEXT, len(grammar)):
+                self._compiled.popitem(last=False)
+        return found.deep_copy()
 
     def _compile(self, grammar: str) -> LLMatcher:
         if len(grammar) > LONGEST:

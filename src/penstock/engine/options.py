@@ -69,6 +69,12 @@ class EngineOptions:
         "How many are in use at the same time: the plan has memory for one that fills the context and for the others "
         "with an eighth of it.  The server takes --parallel.",
     )
+    request_bytes: int = option(
+        0,
+        whole(0, 1 << 50),
+        "Bytes of memory that the plan has for requests on their way to prompts.  The server takes what --max-body "
+        "needs.",
+    )
     max_rewind: int = option(64, whole(0), "Tokens that a session can always step back.")
     prefill_chunk: int | None = option(
         None,

@@ -42,7 +42,8 @@ def make_engine_plan(
         layout = state_layout(checkpoint, options, length)
         # One session fills the context; the others have an eighth of it.
         state = layout.live_bytes(length) + (options.sessions - 1) * layout.live_bytes(length // 8)
-        return Needs(backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size, state, work)
+        base = backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size
+        return Needs(base, state, work, options.request_bytes)
 
     return plan_for_context(
         checkpoint,

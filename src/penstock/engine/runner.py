@@ -1,8 +1,6 @@
 """Who runs steps: the model in this process.  Several machines would be another runner, and nobody would notice."""
 
-import ctypes
 import gc
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -12,6 +10,7 @@ from penstock.backend.base import Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
+from penstock.machine.memory import return_free_memory
 from penstock.model import architecture
 from penstock.storage.plan import Plan
 from penstock.storage.storage import open_storage
@@ -141,5 +140,4 @@ class Loading:
 def give_back_memory() -> None:
     """Lets the system have what has just been freed: the allocator would keep some of it for later."""
     gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    return_free_memory()

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from fastapi import Request as HttpRequest
 
 from penstock.chat.driver import ChatDriver, Reply, Token, format_of
+from penstock.chat.messages import Conversation
 from penstock.chat.replay import LruStore, Replay
 from penstock.engine.constraint import Constraint
 from penstock.engine.disk_sessions import DiskSessions
@@ -25,6 +26,7 @@ from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
 from penstock.server.http.settings import Settings
 from penstock.server.prefill_speed import PrefillSpeed
+from penstock.server.http.work import Workers, largest_body
 from penstock.server.usage import Usage
 
 T = TypeVar("T")
@@ -62,6 +64,9 @@ class Service:
         format = format_of(engine)
         replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
         self.driver = ChatDriver(engine, replay, format)
+        reserved = engine.options.request_bytes
+        self.max_body = settings.max_body or largest_body(engine.context, reserved)
+        self.work = Workers(self.max_body)
         self.created = int(time.time())
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
@@ -98,6 +103,10 @@ class Service:
                 cache.save()
                 cache.disk.close()
             self.engine.close()
+
+    def reply(self, conversation: Conversation, sampling: Sampling, **rendering: bool) -> Reply:
+        """An assistant's turn.  Takes as long as the conversation is: not for the event loop."""
+        return self.driver.reply(conversation, sampling, most=self.engine.context - 1, **rendering)
 
     async def complete(
         self,
@@ -177,7 +186,7 @@ class Service:
         self, reply: Reply, max_tokens: int, usage: Usage
     ) -> AsyncGenerator[PrefillProgress | Token, None]:
         """An assistant's turn, token by token; the last one's events end with `Done`."""
-        constraint = await asyncio.to_thread(reply.constraint) if reply.constrained else None
+        constraint = await self.work.run_costly(reply.constraint) if reply.constrained else None
         ids, shared, stable, _ = reply.prompt
         stream = self.complete(ids, max_tokens, reply.sampling, usage, shared, stable, constraint)
         async with aclosing(stream):

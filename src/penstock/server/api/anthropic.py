@@ -29,6 +29,7 @@ from penstock.server.api.shared import (
     text_as,
     thinking_for,
 )
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError, anthropic_envelope
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
@@ -38,7 +39,7 @@ SIGNATURE: Final = "penstock"  # clients expect one; reasoning that comes back i
 PING: Final = named_event({"type": "ping"})
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class Text(Body):
@@ -234,7 +235,9 @@ def tool_use_id(call_id: str) -> str:
 async def messages(body: MessagesRequest, request: Request) -> Response:
     service = service_of(request)
     usage = Usage()
-    reply = service.driver.reply(body.conversation(), body.sampling(), **body.rendering())
+    reply = await service.work.run(
+        lambda: service.reply(body.conversation(), body.sampling(), **body.rendering())
+    )
     turn = service.run(reply, body.max_tokens, usage)
     answer = Answer(service.settings.name, usage)
     if body.stream:
@@ -246,7 +249,9 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=None)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     service = service_of(request)
-    reply = service.driver.reply(body.conversation(), None, **body.rendering())
+    reply = await service.work.run(
+        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
+    )
     return json_reply({"input_tokens": len(reply.prompt.ids)})
 
 

@@ -1,5 +1,6 @@
 """What llama.cpp's own clients ask for: health, properties, slots, tokens and prompts."""
 
+import asyncio
 import re
 import time
 from pathlib import Path as FilePath
@@ -18,6 +19,7 @@ from penstock.machine.private import private_folder
 from penstock.option import effective
 from penstock.server.api.openai_chat import ChatRequest
 from penstock.server.api.shared import refusal
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError, llamacpp_envelope
 from penstock.server.service import Service, service_of
 from penstock.tokenizer import Tokenizer
@@ -34,12 +36,12 @@ CHAT_ABILITIES: Final = {
     "supports_preserve_reasoning": True,
 }
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.get("/health")
 @router.get("/v1/health")
-def health(request: Request) -> JSONResponse:
+async def health(request: Request) -> JSONResponse:
     """200 once requests are answered; "parked": the next one has to wait for the weights."""
     service = service_of(request)
     state, loading = service.state, service.engine.loading
@@ -51,7 +53,7 @@ def health(request: Request) -> JSONResponse:
 
 
 @router.get("/props")
-def properties(request: Request) -> dict[str, Any]:
+async def properties(request: Request) -> dict[str, Any]:
     service = service_of(request)
     engine = service.engine
     storage = {name: value for name, value in engine.stats().items() if name != "blocks"}
@@ -86,7 +88,7 @@ class PropsBody(BaseModel):
 
 
 @router.post("/props")
-def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
+async def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
     """parked: lets the weights leave memory, once nobody needs them, or brings them back.  Answers when that is done,
     or soon: `state` says which.  pin: system prompts that come within the next half minute are kept under this label
     when others leave; `pins` counts those that came, `pinned` says what is kept, in tokens."""
@@ -101,7 +103,7 @@ def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
         service.scheduler.park(body.parked)
         deadline = time.monotonic() + PARKING
         while service.engine.parked != body.parked and time.monotonic() < deadline:
-            time.sleep(0.02)
+            await asyncio.sleep(0.02)
     answer = {"parked": service.engine.parked, "state": service.state}
     if body.pin is not None:
         answer |= {"pins": service.pins, "pinned": service.scheduler.prefix_cache.pinned()}
@@ -151,7 +153,7 @@ def _defaults(service: Service) -> dict[str, Any]:
 
 
 @router.get("/slots")
-def slots(request: Request, fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
+async def slots(request: Request, fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
     """One entry for each request that can be answered at a time.  Busy ones come first: a request has no slot of its
     own, so the entries move up when one ends."""
     service = service_of(request)
@@ -187,7 +189,7 @@ class SlotBody(BaseModel):
 
 
 @router.post("/slots/{id_slot}")
-def act_on_slot(
+async def act_on_slot(
     request: Request,
     id_slot: Annotated[int, Path(ge=0)],
     action: Literal["save", "restore", "erase"],
@@ -202,7 +204,10 @@ def act_on_slot(
         )
     if action == "erase":
         return {"id_slot": id_slot, "n_erased": service.scheduler.prefix_cache.clear()}
-    file = _slot_file(service, body)
+    return await service.work.run_costly(_keep, service, id_slot, action, _slot_file(service, body))
+
+
+def _keep(service: Service, id_slot: int, action: str, file: "_SlotFile") -> dict[str, Any]:
     begin = time.monotonic()
     if action == "save":
         session = _idle_session(service, id_slot)
@@ -281,8 +286,12 @@ class DetokenizeBody(BaseModel):
 
 
 @router.post("/tokenize")
-def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
-    tokenizer = service_of(request).engine.tokenizer
+async def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
+    service = service_of(request)
+    return await service.work.run(_tokens, service.engine.tokenizer, body)
+
+
+def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> dict[str, Any]:
     ids = [tokenizer.bos_id] if body.add_special and tokenizer.bos_id is not None else []
     for part in [body.content] if isinstance(body.content, str) else body.content:
         ids += tokenizer.encode(part, special=body.parse_special) if isinstance(part, str) else [part]
@@ -302,13 +311,17 @@ def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
 
 
 @router.post("/detokenize")
-def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
-    return {"content": service_of(request).engine.tokenizer.decode(body.tokens)}
+async def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
+    service = service_of(request)
+    return {"content": await service.work.run(service.engine.tokenizer.decode, body.tokens)}
 
 
 @router.post("/apply-template")
-def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
+async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
-    reply = service_of(request).driver.reply(body.conversation(), None, **body.rendering())
+    service = service_of(request)
+    reply = await service.work.run(
+        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
+    )
     return {"prompt": reply.text}

@@ -23,11 +23,12 @@ from penstock.engine.progress import PrefillProgress
 from penstock.engine.steps import Step
 from penstock.server.api.openai import Choices, finite, token_name
 from penstock.server.api.shared import ALIASES, EFFORTS, Json, Offer, SamplingFields, offer, refusal
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.service import Service, service_of
 from penstock.server.usage import Usage, timings
 from penstock.tokenizer import Tokenizer
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class _Strict(BaseModel):
@@ -244,7 +245,7 @@ class ChatChoice:
         self._service, self._body = service, body
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
         sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
-        self.reply = service.driver.reply(conversation, sampling, **body.rendering())
+        self.reply = service.reply(conversation, sampling, **body.rendering())
         self._new: dict[str, list[Json]] = {}  # log-probabilities that nobody has taken
 
     def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
@@ -319,8 +320,13 @@ def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    service, conversation = service_of(request), body.conversation()
-    choices = [ChatChoice(service, body, conversation, number) for number in range(body.choices)]
+    service = service_of(request)
+
+    def prepare() -> list[ChatChoice]:
+        conversation = body.conversation()
+        return [ChatChoice(service, body, conversation, number) for number in range(body.choices)]
+
+    choices = await service.work.run(prepare)
     return await ChatChoices(service, body, choices).respond(request)
 
 

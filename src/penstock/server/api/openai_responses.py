@@ -29,12 +29,13 @@ from penstock.server.api.shared import (
     text_as,
     thinking_for,
 )
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
 from penstock.server.usage import Usage, sign_of_life
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class TextPart(Body):
@@ -450,7 +451,9 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     settings = service.settings
     usage = Usage()
     limit = body.max_output_tokens or settings.max_tokens
-    reply = service.driver.reply(body.chat(), body.sampling(), forced=body.offer().force)
+    reply = await service.work.run(
+        lambda: service.reply(body.chat(), body.sampling(), forced=body.offer().force)
+    )
     turn = service.run(reply, limit, usage)
     answer = Answer(settings.name, int(time.time()), body.echo(), usage)
     if body.stream:

@@ -21,6 +21,7 @@ from penstock.server.api import (
     openai_completions,
     openai_responses,
 )
+from penstock.server.http.connections import Connections, room_for_connections
 from penstock.server.http.errors import ApiError, api_error, respond
 from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
 from penstock.server.observe import dashboard, logs, metrics, request_trace
@@ -74,6 +75,8 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,  # a redirection goes to whatever `Host` says
     )
     app.state.service = service
+    most = room_for_connections(service.settings.max_connections)
+    app.state.connections = Connections(most, min(most, service.settings.max_connections_per_address))
     for router in ROUTERS:
         app.include_router(router)
     _describe_streams(app)
@@ -105,7 +108,9 @@ def _describe_streams(app: FastAPI) -> None:
 def _add_middleware(app: FastAPI, service: Service) -> None:
     """From the inside out: those that are added later also see what the others refuse."""
     settings = service.settings
-    app.add_middleware(BodyLimitMiddleware, most=settings.max_body, seconds=settings.body_timeout)
+    app.add_middleware(
+        BodyLimitMiddleware, most=service.max_body, seconds=settings.body_timeout, work=service.work
+    )
     app.add_middleware(AccessMiddleware, service=service)
     if settings.cors:
         app.add_middleware(

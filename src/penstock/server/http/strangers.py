@@ -33,7 +33,7 @@ def refusal_of_stranger(scope: Scope, headers: Headers, settings: Settings) -> A
     if origin is not None and not _is_welcome(origin, host, settings):
         text = f"pages of {origin[:80]!r} may not ask this server for anything; --cors lets them"
         return ApiError(403, text, code="foreign_origin")
-    if not _is_json(headers) and not any(name in headers for name in OWN_HEADERS):
+    if not is_json(headers) and not any(name in headers for name in OWN_HEADERS):
         text = "a request that changes something needs the header 'content-type: application/json'"
         return ApiError(415, text, code="unsupported_media_type")
     return None
@@ -71,6 +71,6 @@ def _is_welcome(origin: str, host: str, settings: Settings) -> bool:
     return (bool(host) and same) or origin in settings.cors or "*" in settings.cors
 
 
-def _is_json(headers: Headers) -> bool:
+def is_json(headers: Headers) -> bool:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")

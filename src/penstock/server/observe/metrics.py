@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.requests import Failed, Update
 from penstock.engine.steps import Step
+from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import ApiError, kind_of
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
 from penstock.server.service import Follower, Service
@@ -99,6 +100,10 @@ class StateSeries(Collector):
             limit.add_metric((tier,), amounts["limit"])
         yield used
         yield limit
+        if (resident := resident_bytes()) is not None:
+            yield GaugeMetricFamily("penstock_resident_bytes", "Bytes that the process really has.", resident)
+        if (budget := self.service.engine.plan.budget) is not None:
+            yield GaugeMetricFamily("penstock_budget_bytes", "Bytes that it may have.", budget)
 
     def _requests(self) -> Iterator[Metric]:
         scheduler, totals = self.service.scheduler, self.totals
@@ -193,6 +198,7 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
             "limit": stats.get("capacity_bytes", plan.experts_held),
             "total": plan.experts_total,
         },
+        "requests": {"used": min(service.work.memory.used, plan.requests), "limit": plan.requests},
         "sessions": {"used": cache.bytes + in_use, "limit": cache.budget, "kept": len(cache)},
     }
     if cache.disk is not None:
@@ -202,7 +208,7 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
 
 
 @router.get("/metrics", include_in_schema=False)
-def scrape(request: Request, accept: Annotated[str, Header()] = "") -> Response:
+async def scrape(request: Request, accept: Annotated[str, Header()] = "") -> Response:
     metrics: Metrics | None = getattr(request.app.state, "metrics", None)
     if metrics is None:
         raise ApiError(404, "metrics are off", code="not_found")
