@@ -46,7 +46,7 @@ class LayerCosts(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step does by its rows."""
+    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step takes, by rows."""
 
     layers: tuple[LayerCosts, ...]
     head: float

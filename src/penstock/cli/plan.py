@@ -124,8 +124,7 @@ def _places(plan: Plan, context: int, asked: bool) -> Table:
 def _context(plan: Plan, context: int, asked: bool) -> str:
     if asked or plan.budget is None or context <= RESERVED:
         return f"state of one session of {context:,} tokens"
-    grows = "experts give way" if plan.mode == "direct" else "there is room"
-    return f"{RESERVED:,} tokens; up to {context:,}, for which {grows}"
+    return f"{RESERVED:,} tokens; up to {context:,}, for which weights give way"
 
 
 def _expectation(plan: Plan, expected: Expected) -> list[str]:

@@ -3,6 +3,8 @@
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +22,7 @@ from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
-from penstock.errors import OptionError, TokenError
+from penstock.errors import BudgetError, OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
 from penstock.option import takes
@@ -68,21 +70,22 @@ class Engine:
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
         self.backend = open_backend(chosen.device, chosen.thread_count, chosen.simulate_low_precision)
-        self._plan, self.context = self._make_plan(chosen.context)
+        self._plan, self.context = self._make_plan()
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
         self.written: dict[
             int, int
         ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
         self._runner: LocalRunner | None = None
+        self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
         self._lock = threading.Lock()
         self._closed = False
         if load:
             self.load(progress)
 
-    def _make_plan(self, context: int | None) -> tuple[Plan, int]:
-        return make_engine_plan(self.checkpoint, self.options, self.backend, context)
+    def _make_plan(self) -> tuple[Plan, int]:
+        return make_engine_plan(self.checkpoint, self.options, self.backend, self.options.context)
 
     # ── weights ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,13 +134,15 @@ class Engine:
                 self._runner = None
                 give_back_memory()
 
-    def _load(self, progress: Callable[[int, int], None] | None = None) -> LocalRunner:
-        """With the lock held."""
+    def _load(
+        self, progress: Callable[[int, int], None] | None = None, plan: Plan | None = None
+    ) -> LocalRunner:
+        """With the lock held.  plan: what goes where; None: as is best now"""
         if self._closed:
             raise OptionError("the engine is closed")
         if self._runner is None:
             # How much memory there is may have changed; how long sessions can get has not.
-            self._plan, _ = self._make_plan(self.options.context)
+            self._plan = plan or self._make_plan()[0]
             self.loading = Loading(progress)
             try:
                 self._runner = LocalRunner(
@@ -291,8 +296,8 @@ class Engine:
         self, work: Sequence[tuple[Session, list[int], int]], progress: Callable[[float], None] | None
     ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
-        runner = self._load()
         self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
+        runner = self._load()
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
@@ -318,7 +323,28 @@ class Engine:
         if self._plan.budget is not None:
             written = {**self.written, **{slot: max(self.written[slot], lengths[slot]) for slot in lengths}}
             needed = sum(map(self.state_bytes, written.values()))
+            if needed > (self._plan.most_state or 0):
+                self._plan_anew(needed)
             self._load().storage.lend(needed - self._plan.state)
+
+    def _plan_anew(self, needed: int) -> None:
+        """Sessions need more than experts can give: weights that had a place have to come and go instead.  That reads
+        everything again, so there is room for twice as much then, if there can be."""
+        if self.options.context is not None or self.options.trace is not None or self._crowded:
+            return
+        same = replace(self.options, memory=self._plan.budget)
+        for state in (2 * needed, needed):
+            with suppress(BudgetError):
+                plan, _ = make_engine_plan(
+                    self.checkpoint, same, self.backend, None, state=state, chunk=self._plan.chunk
+                )
+                if self._runner is not None:
+                    self._runner.close()
+                    self._runner = None
+                    give_back_memory()
+                self._load(plan=plan)
+                return
+        self._crowded = True
 
     def _step(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
         """As many waiting tokens as a chunk holds, first sessions first."""

@@ -57,7 +57,7 @@ class EngineOptions:
         None,
         whole(1),
         "Most tokens that a session may hold; memory for all of them is set aside.",
-        unset="as many as fit, for which experts give way once they come",
+        unset="as many as fit, for which weights give way once they come",
         flags=("--context", "--ctx"),
         group="Engine",
         commands=("run", "chat", "serve", "plan"),

@@ -28,8 +28,16 @@ def make_engine_plan(
     backend: Backend,
     context: int | None,
     memory: Memory | None = None,
+    *,
+    state: int = 0,
+    chunk: int | None = None,
 ) -> tuple[Plan, int]:
-    """What goes where, and how long the context may be (context: how long it must be)."""
+    """What goes where, and how long the context may be.
+
+    context  how long it must be
+    state    bytes that sessions need at least, whatever the length
+    chunk    rows of a prefill step, as they were chosen before
+    """
     memory = memory or read_memory()
     described = architecture(checkpoint.config)
     staged = state_layout(checkpoint, options, 1).live_bytes(0)
@@ -50,7 +58,9 @@ def make_engine_plan(
         needs,
         budget=memory.safe_budget() if options.memory == "auto" else options.memory_bytes,
         mode=options.streaming,
-        chunk=options.prefill_chunk,
+        chunk=options.prefill_chunk or chunk,
         context=context,
         memory=memory,
+        state=state,
+        replanned=options.trace is None,  # a trace would end there
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.engine.engine import Engine
 from penstock.engine.session import Session
-from penstock.storage.plan import STATE_SHARE
 
 if TYPE_CHECKING:  # who keeps nothing on disk needs no database
     from penstock.engine.disk_sessions import DiskSessions
@@ -17,6 +16,7 @@ MIN_BYTES: Final = 64 << 20  # for sessions, and
 MAX_BYTES: Final = 1 << 30  # as far as there is memory that the plan has no use for
 FULL_SESSIONS: Final = 8  # that such memory should hold
 CHANGED: Final = -1  # tokens of a session that cannot rewind to what it has in common with a prompt
+STATE_SHARE: Final = 8  # of the memory, an eighth may be sessions, for which experts give way
 PENDING_SHARE: Final = 4  # of the budget, a quarter may be sessions that wait to be saved
 
 

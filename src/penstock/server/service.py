@@ -25,8 +25,8 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
 from penstock.server.http.settings import Settings
-from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.http.work import Workers, largest_body
+from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ Then the weights that every token reads, because a byte of them in memory saves 
 that do not fit take turns in two buffers.  All that is left belongs to the experts.
 
 Where no length of context is asked for, there is state for a short one, and experts give way to sessions that grow
-beyond it: `Plan.most_state` says how far.
+beyond it: `Plan.most_state` says how far.  Then a new plan is made, with more state and fewer weights that stay.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,6 @@ from penstock.weights.summary import roles
 
 CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a prefill step that a plan chooses from
 RESERVED: Final = 4096  # tokens of context that have their place before anything is given up for more
-STATE_SHARE: Final = 8  # of the budget, an eighth can become state of a longer one at least
 LENGTHS: Final = 1024  # tokens in which a context that follows from the budget is counted
 CHUNK_SHARE: Final = 12  # of the budget, at most a twelfth for the rows of a chunk
 AHEAD: Final = 12  # experts read before anybody has asked for them, at most
@@ -125,13 +124,9 @@ def make_plan(
     budget: int | None,
     mode: str = "auto",
     chunk: int | None = None,
-    growth: int = 0,
     sizes: Sizes | None = None,
 ) -> Plan:
-    """Raises BudgetError, with the smallest budget that works, if `budget` is below it.
-
-    growth: bytes that sessions may need later; experts have them until then, and not weights that have to stay
-    """
+    """Raises BudgetError, with the smallest budget that works, if `budget` is below it."""
     sizes = sizes or Sizes(checkpoint)
     source, config = sizes.source, checkpoint.config
     needs = replace(needs, base=needs.base + sizes.tables)
@@ -196,8 +191,7 @@ def make_plan(
     while rows > first_chunk and budget - (smallest - needs.work(first_chunk)) < needs.work(rows):
         rows //= 2
     room = budget - fixed - needs.work(rows) - fewest
-    growth = min(growth, budget - smallest)
-    streamed, slice_head = _streamed(sizes, room - growth)
+    streamed, slice_head = _streamed(sizes, room)
     held = sizes.dense - sum(sizes.blocks[block] for block in streamed) - (sizes.head if slice_head else 0)
     buffered = BUFFERS * max((sizes.blocks[block] for block in streamed), default=0)
     buffered += sizes.slices if slice_head else 0
@@ -228,9 +222,15 @@ def plan_for_context(
     chunk: int | None,
     context: int | None,
     memory: Memory,
+    state: int = 0,
+    replanned: bool = True,
 ) -> tuple[Plan, int]:
-    """The plan for a context of so many tokens (None: for a short one that may grow), and how long the context may
-    be.  needs: what the rest takes at a context length."""
+    """The plan for a context of so many tokens (None: for a short one that may grow), and how long it may be.
+
+    needs      what the rest takes at a context length
+    state      bytes that sessions need at least
+    replanned  whether another plan is made when sessions need more than this one can give them
+    """
     sizes = Sizes(checkpoint)
     if budget is None and mode in ("auto", "direct"):
         whole = sizes.dense + sizes.source.total_bytes
@@ -238,11 +238,13 @@ def plan_for_context(
             budget = memory.safe_budget()  # mapping a file that is larger than memory is no way to run it
     limit = checkpoint.config.context_length
     reserved = context or min(limit, RESERVED if budget is not None else limit)
-    now, growth = needs(reserved), 0
-    if context is None and budget is not None:
-        growth = max(0, min(needs(limit).state, budget // STATE_SHARE) - now.state)
-    plan = make_plan(checkpoint, now, budget=budget, mode=mode, chunk=chunk, growth=growth, sizes=sizes)
+    now = needs(reserved)
+    now = replace(now, state=max(now.state, state))
+    plan = make_plan(checkpoint, now, budget=budget, mode=mode, chunk=chunk, sizes=sizes)
     most = plan.most_state
+    if budget is not None and replanned and mode in ("auto", "direct"):
+        # What a plan with chunks of the same size can have at most, if hardly any weight stays.
+        most = budget - (plan.smallest - plan.state) - (plan.work - now.work(chunk or CHUNKS[0]))
     if context is not None or most is None or needs(limit).state <= most:
         return plan, context or limit
     longer = bisect_right(range(reserved, limit, LENGTHS), most, key=lambda length: needs(length).state)
