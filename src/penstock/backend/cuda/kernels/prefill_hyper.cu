@@ -1,0 +1,233 @@
+// Hyper-connections of many rows (spec §3.2, §3.3): as hyper.cu, with the mixing product on the tensor cores.
+//
+// Floor: streams of 8,192 rows are 537 MB; read and written by `leave_and_mix_rows`, read again by `collapse_rows`: 0.4 ms at 4.5 TB/s.
+// The product, 24 outputs of 16,384 inputs, takes numbers as two tf32 parts (22 bits).
+#include "halves.cuh"
+#include "sinkhorn.cuh"
+
+constexpr int ROWS = 16, SPLITS = 8, WARPS = 8;
+
+struct LeaveRows {
+    float* streams;             // [rows, 4, hidden]
+    const float* y;             // [rows, hidden], or null: the streams stay as they are
+    const float* coefficients;  // [rows, 24] of the sublayer that y comes from
+    const void* fn;             // [24, 4 · hidden], F16 or F32; null: there is no mix behind
+    float* partial;             // [splits, rows, 32]: 24 products, the sum of squares
+    int fn_is_f32, outs, rows, hidden;
+};
+
+PS_DEVICE float tf32(float v) {
+    u32 d;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(d) : "f"(v));
+    return bits_float(d);
+}
+// c [16 × 8] += a [16 × 8] b [8 × 8], tf32
+PS_DEVICE void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(float_bits(a[0])), "r"(float_bits(a[1])), "r"(float_bits(a[2])), "r"(float_bits(a[3])), "r"(float_bits(b0)),
+          "r"(float_bits(b1)));
+}
+
+PS_DEVICE void load_four(const float* x, int at, int width, float (&v)[4]) {
+    if (at + 4 <= width && width % 4 == 0) {
+        const float4 f = *reinterpret_cast<const float4*>(x + at);
+        v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = at + i < width ? x[at + i] : 0.0f;
+    }
+}
+
+// grid: (rows / 16, splits).  A warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
+template <bool F32_FN>
+PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
+    __shared__ float sums[WARPS][ROWS][MIX + 1];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int blocks = (p.hidden + 15) / 16, each = (blocks + SPLITS - 1) / SPLITS;
+    const int first = blockIdx.y * each, end = min(first + each, blocks);
+    let_next_start();
+    wait_for_previous();
+    int rows[2];
+    float post[2][STREAMS], comb[2][STREAMS][STREAMS];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rows[h] = blockIdx.x * ROWS + g + 8 * h;
+        const float* c = p.coefficients + static_cast<size_t>(min(rows[h], p.rows - 1)) * MIX;
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) {
+            post[h][j] = p.y ? c[4 + j] : 0;
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++) comb[h][i][j] = p.y ? c[8 + 4 * i + j] : 0;
+        }
+    }
+    float acc[3][4] = {}, squares[2] = {0, 0};
+    for (int block = first + warp; block < end; block += WARPS) {
+        const int channel = block * 16 + 4 * t;
+        float v[STREAMS][2][4];  // [stream][row][channel]
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = min(rows[h], p.rows - 1);
+            float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
+            float x[STREAMS][4], y[4] = {};
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++) load_four(streams + static_cast<size_t>(i) * p.hidden, channel, p.hidden, x[i]);
+            if (p.y) load_four(p.y + static_cast<size_t>(row) * p.hidden, channel, p.hidden, y);
+#pragma unroll
+            for (int j = 0; j < STREAMS; j++) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    float sum = post[h][j] * y[c];
+#pragma unroll
+                    for (int i = 0; i < STREAMS; i++) sum = fmaf(comb[h][i][j], x[i][c], sum);
+                    v[j][h][c] = p.y ? sum : x[j][c];
+                    squares[h] = fmaf(v[j][h][c], v[j][h][c], squares[h]);
+                }
+                if (p.y && rows[h] < p.rows) {
+                    float* to = streams + static_cast<size_t>(j) * p.hidden + channel;
+                    if (channel + 4 <= p.hidden && p.hidden % 4 == 0) {
+                        *reinterpret_cast<float4*>(to) = {v[j][h][0], v[j][h][1], v[j][h][2], v[j][h][3]};
+                    } else {
+#pragma unroll
+                        for (int c = 0; c < 4; c++)
+                            if (channel + c < p.hidden) to[c] = v[j][h][c];
+                    }
+                }
+            }
+        }
+        if (!p.fn) continue;
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) {
+            float high[2][4], rest[2][4];  // [which two channels]
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    const float x = v[j][r % 2][2 * k + r / 2];
+                    high[k][r] = tf32(x), rest[k][r] = tf32(x - high[k][r]);
+                }
+#pragma unroll
+            for (int n = 0; n < 3; n++) {
+                float fn[4] = {0, 0, 0, 0};
+                const int out = n * 8 + g;
+                if (out < p.outs) {
+                    const size_t at = static_cast<size_t>(out) * STREAMS * p.hidden + static_cast<size_t>(j) * p.hidden;
+                    if (F32_FN) {
+                        load_four(static_cast<const float*>(p.fn) + at, channel, p.hidden, fn);
+                    } else {
+                        const u16* from = static_cast<const u16*>(p.fn) + at;
+#pragma unroll
+                        for (int c = 0; c < 4; c++) fn[c] = channel + c < p.hidden ? half_to_float(from[channel + c]) : 0.0f;
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const float b0 = F32_FN ? tf32(fn[2 * k]) : fn[2 * k], b1 = F32_FN ? tf32(fn[2 * k + 1]) : fn[2 * k + 1];
+                    mma_tf32(acc[n], high[k], b0, b1);
+                    mma_tf32(acc[n], rest[k], b0, b1);
+                    if (F32_FN) mma_tf32(acc[n], high[k], tf32(fn[2 * k] - b0), tf32(fn[2 * k + 1] - b1));
+                }
+            }
+        }
+    }
+    if (!p.fn) return;
+#pragma unroll
+    for (int n = 0; n < 3; n++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) sums[warp][g + r / 2 * 8][n * 8 + 2 * t + r % 2] = acc[n][r];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        squares[h] += __shfl_xor_sync(ALL, squares[h], 1);
+        squares[h] += __shfl_xor_sync(ALL, squares[h], 2);
+        if (t == 0) sums[warp][g + 8 * h][MIX] = squares[h];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * (MIX + 1); i += blockDim.x) {
+        const int row = blockIdx.x * ROWS + i / (MIX + 1), k = i % (MIX + 1);
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += sums[w][i / (MIX + 1)][k];
+        if (row < p.rows) p.partial[(static_cast<size_t>(blockIdx.y) * p.rows + row) * PARTIAL + k] = sum;
+    }
+}
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f16(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false>(p); }
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f32(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true>(p); }
+
+struct CollapseRows {
+    const float* streams;  // [rows, 4, hidden]
+    const float* partial;  // [splits, rows, 32]
+    const float *base, *scale;  // [24], [3]
+    float* coefficients;   // [rows, 24]
+    const float* norm;     // [hidden]
+    HalfRows out;
+    int rows, hidden, iterations;
+    float eps, hc_eps;
+};
+
+constexpr int CHUNKS = 4;  // of eight channels to a thread: at most 8,192 channels
+
+// One block a row
+extern "C" __global__ void __launch_bounds__(256) collapse_rows(const __grid_constant__ CollapseRows p) {
+    __shared__ float pre[STREAMS], scratch[16], logits[16];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x;
+    let_next_start();
+    wait_for_previous();
+    if (warp == 0) {
+        float mix = 0;
+        if (lane <= MIX)
+            for (int s = 0; s < SPLITS; s++) mix += p.partial[(static_cast<size_t>(s) * p.rows + row) * PARTIAL + lane];
+        const float squares = __shfl_sync(ALL, mix, MIX);
+        const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
+        float own = 0;
+        if (lane < MIX) {
+            own = mix / sqrtf(squares / static_cast<float>(STREAMS * p.hidden) + p.eps) * p.scale[group] + p.base[lane];
+            if (group < 2) own = sigmoid(own) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
+        }
+        if (lane < STREAMS) pre[lane] = own;
+        float* out = p.coefficients + static_cast<size_t>(row) * MIX;
+        if (lane < 8) out[lane] = own;
+        const float logit = __shfl_sync(ALL, own, (lane & 15) + 8);
+        __syncwarp();
+        named_barrier_arrive(1, 256);
+        sinkhorn(logit, p.iterations, p.hc_eps, lane, logits, out + 8);
+    } else {
+        named_barrier(1, 256);
+    }
+    __syncwarp();
+    const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
+    const float weights[STREAMS] = {pre[0], pre[1], pre[2], pre[3]};
+    float x[CHUNKS][8], squares = 0, most = 0;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+        const int chunk = threadIdx.x + 256 * k;
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[k][i] = 0;
+        if (chunk >= p.out.columns / 8) continue;
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const int c = chunk_column(chunk, i);
+            if (c >= p.hidden) continue;
+            const bool two = c + 1 < p.hidden;
+#pragma unroll
+            for (int s = 0; s < STREAMS; s++) {
+                const float* from = streams + static_cast<size_t>(s) * p.hidden + c;
+                x[k][i] = fmaf(weights[s], from[0], x[k][i]);
+                if (two) x[k][i + 1] = fmaf(weights[s], from[1], x[k][i + 1]);
+            }
+            squares = fmaf(x[k][i], x[k][i], fmaf(x[k][i + 1], x[k][i + 1], squares));
+            x[k][i] *= p.norm[c];
+            if (two) x[k][i + 1] *= p.norm[c + 1];
+            most = fmaxf(most, fmaxf(fabsf(x[k][i]), fabsf(x[k][i + 1])));
+        }
+    }
+    const RowPower power = row_power(squares, most, p.hidden, true, p.eps, scratch);
+    if (threadIdx.x == 0) p.out.scales[row] = power.down;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+        const int chunk = threadIdx.x + 256 * k;
+        if (chunk >= p.out.columns / 8) continue;
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[k][i] *= power.up;
+        store_chunk(p.out, row, chunk, x[k]);
+    }
+}

@@ -1,0 +1,65 @@
+"""Hyper-connections of many rows, as calls of kernels/prefill_hyper.cu."""
+
+import ctypes
+
+import torch
+
+from penstock.backend.cuda.inputs import FLOAT, INT, VOID, address
+from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
+
+STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
+MAX_HIDDEN = 8192
+_ROWS, _SPLITS, _PARTIAL = 16, 8, 32
+
+
+class _LeaveRows(ctypes.Structure):
+    _fields_ = (
+        ("streams", VOID), ("y", VOID), ("coefficients", VOID), ("fn", VOID), ("partial", VOID),
+        ("fn_is_f32", INT), ("outs", INT), ("rows", INT), ("hidden", INT),
+    )  # fmt: skip
+
+
+class _CollapseRows(ctypes.Structure):
+    _fields_ = (
+        ("streams", VOID), ("partial", VOID), ("base", VOID), ("scale", VOID), ("coefficients", VOID), ("norm", VOID),
+        ("out", HalfRowsArgument), ("rows", INT), ("hidden", INT), ("iterations", INT), ("eps", FLOAT),
+        ("hc_eps", FLOAT),
+    )  # fmt: skip
+
+
+def partial_sums(rows: int) -> torch.Tensor:
+    """Memory between `leave_and_mix` and `collapse`."""
+    return torch.empty(_SPLITS, rows, _PARTIAL, device="cuda")
+
+
+def leave_and_mix(
+    streams: torch.Tensor, y: torch.Tensor | None, coefficients: torch.Tensor | None, fn: torch.Tensor | None,
+    partial: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """streams [rows, 4, hidden], in place: y [rows, hidden] leaves its sublayer with the coefficients [rows, 24] of the
+    streams before it; then the first half of the mix with fn [24, 4 · hidden], float16 or float32.  Either may be
+    missing."""
+    rows, _, hidden = streams.shape
+    f32 = fn is not None and fn.dtype == torch.float32
+    argument = _LeaveRows(
+        address(streams), address(y), address(coefficients), address(fn), address(partial), int(f32), MIX, rows,
+        hidden,
+    )  # fmt: skip
+    kernel = module("prefill_hyper.cu").kernel(f"leave_and_mix_rows_{'f32' if f32 else 'f16'}")
+    kernel.launch((-(-rows // _ROWS), _SPLITS), 256, (argument,))
+
+
+def collapse(
+    streams: torch.Tensor, partial: torch.Tensor, base: torch.Tensor, scale: torch.Tensor,
+    coefficients: torch.Tensor, norm: torch.Tensor, out: HalfRows, eps: float, hc_eps: float, iterations: int,
+) -> None:  # fmt: skip
+    """The second half of a mix: coefficients [rows, 24], and the sublayer's input, normed.  base [24], scale [3]"""
+    rows, _, hidden = streams.shape
+    if hidden > MAX_HIDDEN:
+        raise ValueError(f"hyper-connections of {hidden} channels, at most {MAX_HIDDEN}")
+    argument = _CollapseRows(
+        address(streams), address(partial), address(base), address(scale), address(coefficients), address(norm),
+        out.argument(), rows, hidden, iterations, eps, hc_eps,
+    )  # fmt: skip
+    module("prefill_hyper.cu").kernel("collapse_rows").launch(rows, 256, (argument,))
