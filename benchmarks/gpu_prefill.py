@@ -72,7 +72,7 @@ class Chunk:
         self.outs = [buffer(rows, w.rows) for w in self.first]
         self.q_norm, self.rank = torch.rand(RANK, device="cuda") + 0.5, HalfRows.empty(rows, RANK)
         self.second = [layer.q_b, *([layer.index_q] if layer.index_q else [])]
-        self.q = [buffer(rows, w.rows) for w in self.second]
+        self.q = [buffer(rows, self.second[0].rows).half(), *(buffer(rows, w.rows) for w in self.second[1:])]
         total = context + rows
         window = RowsAt(0, 1024, 257)
         at = window.at + window.capacity * window.apart
@@ -137,7 +137,7 @@ class Chunk:
 
         def attention() -> None:
             attend(
-                self.q[0].view(rows, HEADS, DIM), self.fresh, self.window, self.places, self.sinks, WINDOW, EPS,
+                self.q[0].view(rows, HEADS, DIM), self.rank_scales(), self.fresh, self.window, self.places, self.sinks, WINDOW, EPS,
                 self.heads, m, self.compressors[0].rows if m else None, self.picks, self.counts,
             )  # fmt: skip
 
@@ -181,6 +181,10 @@ class Chunk:
             "shared expert": (products(layer.shared_up, layer.shared_down), 0, shared),
             "routed experts": (routed, layer.gate_up.nbytes + layer.down.nbytes, experts),
         }
+
+    def rank_scales(self) -> torch.Tensor:
+        assert self.rank.scales is not None
+        return self.rank.scales
 
     def seen(self) -> float:
         """Keys of a row, on average"""

@@ -14,7 +14,7 @@ from penstock.backend.cuda.prefill_attention import (
     pool_rows,
     select_rows,
 )
-from penstock.backend.cuda.prefill_products import HalfRows
+from penstock.backend.cuda.prefill_products import HALF_SCALE, HalfRows
 from tests.gpu import reference as ref
 from tests.gpu.test_prefill_hyper import PLACE
 
@@ -179,7 +179,8 @@ def test_attention(kind: str, heads: int) -> None:
     sequences = [(memories[0], 0, 150), (memories[1], 3000, 37), (memories[2], 100, 64)]
     where = places(sequences)
     total = where.rows
-    q = on_card(rng.standard_normal((total, heads, 512)) * 2)
+    q = torch.from_numpy(rng.standard_normal((total, heads, 512))).half().cuda()
+    q_scales = on_card(rng.random(total) + 0.1)
     fresh = torch.from_numpy(rng.standard_normal((total, 512))).half().cuda()
     sinks = rng.standard_normal(heads).astype(np.float32)
     positions = where.positions.cpu().numpy()
@@ -191,11 +192,12 @@ def test_attention(kind: str, heads: int) -> None:
     out = HalfRows.empty(total, heads * 512)
     out.halves.fill_(float("nan"))
     attend(
-        q, fresh, window, where, on_card(sinks), 128, EPS, out, ratio, None if kind == "window" else compressed,
+        q, q_scales, fresh, window, where, on_card(sinks), 128, EPS, out, ratio, None if kind == "window" else compressed,
         device_picks if kind == "picked" else None, device_counts if kind == "picked" else None,
     )  # fmt: skip
     got = out.halves[0].float().cpu().numpy().reshape(total, -1, 32)[:, :, PLACE].reshape(total, heads, 512) * out.scale
-    turned = rotated(ref.rms_norm(q.double().cpu().numpy(), 1.0, EPS), positions.astype(np.float64))
+    exact_q = q.double().cpu().numpy() * q_scales.double().cpu().numpy()[:, None, None] * HALF_SCALE
+    turned = rotated(ref.rms_norm(exact_q, 1.0, EPS), positions.astype(np.float64))
     exact_fresh = fresh.double().cpu().numpy()
     first = 0
     for number, (_, position, rows) in enumerate(sequences):
@@ -220,7 +222,7 @@ def test_attention(kind: str, heads: int) -> None:
     alone = HalfRows.empty(10, heads * 512)
     part = slice(150, 160)
     attend(
-        q[part].contiguous(), fresh[part].contiguous(), window, places([(memories[1], 3000, 10)]), on_card(sinks), 128,
+        q[part].contiguous(), q_scales[part].contiguous(), fresh[part].contiguous(), window, places([(memories[1], 3000, 10)]), on_card(sinks), 128,
         EPS, alone, ratio, None if kind == "window" else compressed,
         device_picks[part].contiguous() if kind == "picked" else None,
         device_counts[part].contiguous() if kind == "picked" else None,

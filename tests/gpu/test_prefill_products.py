@@ -6,7 +6,14 @@ import torch
 
 from penstock.backend.cuda import layouts, weights
 from penstock.backend.cuda.prefill_experts import Groups, run_experts
-from penstock.backend.cuda.prefill_products import HalfRows, make_halves, multiply, multiply_groups, multiply_swiglu
+from penstock.backend.cuda.prefill_products import (
+    HALF_SCALE,
+    HalfRows,
+    make_halves,
+    multiply,
+    multiply_groups,
+    multiply_swiglu,
+)
 from penstock.weights import types
 from penstock.weights.types import WeightType
 from tests.gpu import reference as ref
@@ -48,6 +55,19 @@ def test_two_planes_of_inputs() -> None:
     x, out = ref.random_inputs(70, 4096, 6), poisoned(70, 256)
     multiply([packed], halves(x, 2), [out], planes=2)
     assert ref.error(out.cpu().numpy(), x.astype(np.float64) @ ref.decoded(raw, types.F16).T) < WHOLE
+
+
+def test_results_as_halves() -> None:
+    raw = ref.random_weights(types.Q8_0, 528, 512, 5)
+    packed = weights.repack(on_card(raw), types.Q8_0, 528, 512)
+    x = ref.random_inputs(150, 512, 6) * np.exp(np.arange(150)[:, None] / 10 - 7).astype(np.float32)
+    out, image = torch.full((150, 528), float("nan"), dtype=torch.float16, device="cuda"), halves(x)
+    multiply([packed], image, [out])
+    assert image.scales is not None
+    got = out.double().cpu().numpy() * image.scales.double().cpu().numpy()[:, None] * HALF_SCALE
+    wanted = x.astype(np.float64) @ ref.decoded(raw, types.Q8_0).T
+    for row in range(150):
+        assert ref.error(got[row].astype(np.float32), wanted[row]) < 2e-3
 
 
 def test_several_matrices_and_a_norm() -> None:

@@ -5,7 +5,7 @@ other memory than that of the sequences: until then the step can fail.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from penstock.backend.cuda.attention import (
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import FLOAT, INT, VOID, address
 from penstock.backend.cuda.launch import module
-from penstock.backend.cuda.prefill_products import HalfRows
+from penstock.backend.cuda.prefill_products import HALF_SCALE, HalfRows
 
 DIM, INDEX_DIM, INDEX_HEADS, _INDEX_ROWS = 512, 128, 64, 4
 OUT_SCALE = 1 / 16  # 1 / UP of prefill_attention.cu
@@ -36,43 +36,60 @@ class LongPlaces(Places):
     """Where the rows of a long step stand: sequences one behind the other, each with neighbouring positions."""
 
     firsts: torch.Tensor  # int32 [rows]: the first row of the row's sequence
-    ends: torch.Tensor  # int32 [rows]: one behind its last
-    groups: torch.Tensor  # int32: the first of every four rows of a sequence
     rings: torch.Tensor  # int64 [rows]: where rings are written, as `states`
+    spans: tuple[tuple[int, int, int], ...]  # of every sequence: first row, one behind its last, first position
+    _lists: dict[tuple[str, int], torch.Tensor]
 
     @staticmethod
     def of(
-        sequences: Sequence[tuple[int, int, int, int]], frequencies: torch.Tensor, turn: bool = True
+        sequences: Sequence[tuple[int, int, int, int]], frequencies: torch.Tensor
     ) -> "LongPlaces":
         """From (address of the state, address where its rings are written, first position, rows)."""
+        counts = torch.tensor([rows for *_, rows in sequences])
 
         def spread(values: list[int], dtype: torch.dtype) -> torch.Tensor:
-            counts = torch.tensor([rows for *_, rows in sequences])
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).cuda()
 
-        starts = [0]
-        for *_, rows in sequences:
-            starts.append(starts[-1] + rows)
-        positions = torch.cat([torch.arange(p, p + rows, dtype=torch.int32) for _, _, p, rows in sequences])
-        groups = [torch.arange(a, b, _INDEX_ROWS, dtype=torch.int32) for a, b in zip(starts, starts[1:], strict=False)]
-        turns = torch.empty(starts[-1], len(frequencies), 2, device="cuda")
+        spans, first = [], 0
+        for _, _, position, rows in sequences:
+            spans.append((first, first + rows, position))
+            first += rows
+        positions = [torch.arange(p, p + b - a, dtype=torch.int32) for a, b, p in spans]
         places = LongPlaces(
-            positions.cuda(), spread([s for s, *_ in sequences], torch.int64), frequencies, turns,
-            spread(starts[:-1], torch.int32), spread(starts[1:], torch.int32), torch.cat(groups).cuda(),
-            spread([r for _, r, *_ in sequences], torch.int64),
+            torch.cat(positions).cuda(), spread([s for s, *_ in sequences], torch.int64), frequencies,
+            torch.empty(first, len(frequencies), 2, device="cuda"), spread([a for a, _, _ in spans], torch.int32),
+            spread([r for _, r, *_ in sequences], torch.int64), tuple(spans), {},
         )  # fmt: skip
-        if turn:
-            MakeTurns(places).launch()
+        MakeTurns(places).launch()
         return places
 
     def turned(self, frequencies: torch.Tensor) -> "LongPlaces":
         """The same rows with other frequencies."""
         turns = torch.empty(self.rows, len(frequencies), 2, device="cuda")
         other = LongPlaces(
-            self.positions, self.states, frequencies, turns, self.firsts, self.ends, self.groups, self.rings
+            self.positions, self.states, frequencies, turns, self.firsts, self.rings, self.spans, self._lists
         )
         MakeTurns(other).launch()
         return other
+
+    def _some(self, key: tuple[str, int], rows: Callable[[int, int, int], range]) -> torch.Tensor:
+        """int32: rows of every span"""
+        if key not in self._lists:
+            found = [torch.tensor(rows(*span), dtype=torch.int32) for span in self.spans]
+            self._lists[key] = torch.cat(found).cuda()
+        return self._lists[key]
+
+    def fours(self) -> torch.Tensor:
+        """The first of every four rows of a sequence."""
+        return self._some(("fours", 4), lambda a, b, _: range(a, b, _INDEX_ROWS))
+
+    def completing(self, ratio: int) -> torch.Tensor:
+        """Rows that complete a window of so many tokens."""
+        return self._some(("completing", ratio), lambda a, b, p: range(a + (-p - 1) % ratio, b, ratio))
+
+    def last(self, count: int) -> torch.Tensor:
+        """The last `count` rows of every sequence."""
+        return self._some(("last", count), lambda a, b, _: range(max(a, b - count), b))
 
 
 class _KeepRows(ctypes.Structure):
@@ -83,7 +100,7 @@ class _KeepRows(ctypes.Structure):
 
 
 class _StepRows(ctypes.Structure):
-    _fields_ = (("positions", VOID), ("firsts", VOID), ("ends", VOID), ("states", VOID))
+    _fields_ = (("positions", VOID), ("firsts", VOID), ("states", VOID), ("some", VOID))
 
 
 class _PoolRows(ctypes.Structure):
@@ -119,15 +136,13 @@ class _Keys(ctypes.Structure):
 
 class _AttendRows(ctypes.Structure):
     _fields_ = (
-        ("q", VOID), ("keys", _Keys), ("turns", VOID), ("sinks", VOID), ("out", VOID), ("heads", INT), ("rows", INT),
-        ("rope", INT), ("eps", FLOAT),
+        ("q", VOID), ("q_scales", VOID), ("keys", _Keys), ("turns", VOID), ("sinks", VOID), ("out", VOID), ("heads", INT), ("rows", INT),
+        ("rope", INT), ("eps", FLOAT), ("q_up", FLOAT),
     )  # fmt: skip
 
 
-def _step(places: LongPlaces, states: torch.Tensor) -> _StepRows:
-    return _StepRows(
-        address(places.positions), address(places.firsts), address(places.ends), address(states)
-    )
+def _step(places: LongPlaces, states: torch.Tensor, some: torch.Tensor) -> _StepRows:
+    return _StepRows(address(places.positions), address(places.firsts), address(states), address(some))
 
 
 def keep_rows(kv: torch.Tensor, norm: torch.Tensor, places: LongPlaces, fresh: torch.Tensor, eps: float) -> None:
@@ -142,27 +157,32 @@ def keep_rows(kv: torch.Tensor, norm: torch.Tensor, places: LongPlaces, fresh: t
 def pool_rows(compressor: CompressorState, places: LongPlaces, eps: float, kind: str = "f16") -> None:
     """Compressed rows that the step completes."""
     (ratio, width), dim = compressor.ape.shape, len(compressor.norm)
+    rows = places.completing(ratio)
+    if not len(rows):
+        return
     argument = _PoolRows(
-        _step(places, places.states), address(compressor.values), address(compressor.scores), address(compressor.ape),
-        address(compressor.norm), address(places.frequencies), rows_argument(compressor.frontier),
-        rows_argument(compressor.rows), width, dim, places.rope, ratio, ROW_KINDS[kind], eps,
+        _step(places, places.states, rows), address(compressor.values), address(compressor.scores),
+        address(compressor.ape), address(compressor.norm), address(places.frequencies),
+        rows_argument(compressor.frontier), rows_argument(compressor.rows), width, dim, places.rope, ratio,
+        ROW_KINDS[kind], eps,
     )  # fmt: skip
-    module("prefill_state.cu").kernel("pool_rows", 4 * dim).launch(places.rows, 512, (argument,))
+    module("prefill_state.cu").kernel("pool_rows", 4 * dim).launch(len(rows), 512, (argument,))
 
 
 def commit_window(fresh: torch.Tensor, window: RowsAt, places: LongPlaces) -> None:
-    step = _step(places, places.rings)
+    rows = places.last(window.capacity)
+    step = _step(places, places.rings, rows)
     argument = _CommitRows(step, address(fresh), 0, 0, 0, rows_argument(window), fresh.shape[1], 0)
-    module("prefill_state.cu").kernel("commit_rows").launch(places.rows, 256, (argument,))
+    module("prefill_state.cu").kernel("commit_rows").launch(len(rows), 256, (argument,))
 
 
 def commit_frontier(compressor: CompressorState, places: LongPlaces) -> None:
-    ratio, width = compressor.ape.shape
+    (ratio, width), rows = compressor.ape.shape, places.last(compressor.frontier.capacity)
     argument = _CommitRows(
-        _step(places, places.rings), 0, address(compressor.values), address(compressor.scores),
+        _step(places, places.rings, rows), 0, address(compressor.values), address(compressor.scores),
         address(compressor.ape), rows_argument(compressor.frontier), width, ratio,
     )  # fmt: skip
-    module("prefill_state.cu").kernel("commit_rows").launch(places.rows, 256, (argument,))
+    module("prefill_state.cu").kernel("commit_rows").launch(len(rows), 256, (argument,))
 
 
 def select_rows(
@@ -176,23 +196,25 @@ def select_rows(
         raise ValueError(f"the indexer of long steps takes 64 heads of 128 channels, not {list(q.shape)}")
     argument = _ScoreRows(
         address(q), address(gates), address(places.positions), address(places.firsts), address(places.states),
-        rows_argument(keys), address(places.groups), address(places.turns), address(scores), places.rows, places.rope,
+        rows_argument(keys), address(places.fours()), address(places.turns), address(scores), places.rows, places.rope,
         ratio, scores.stride(0), picks.shape[1],
     )  # fmt: skip
     kernel = module("prefill_indexer.cu").kernel("score_rows", _INDEXER_BYTES)
-    kernel.launch(len(places.groups), 512, (argument,))
+    kernel.launch(len(places.fours()), 512, (argument,))
     SelectRows(scores, places, picks, counts, ratio).launch()
 
 
 def attend(
-    q: torch.Tensor, fresh: torch.Tensor, window: RowsAt, places: LongPlaces, sinks: torch.Tensor, window_length: int,
-    eps: float, out: HalfRows, ratio: int = 0, compressed: RowsAt | None = None, picks: torch.Tensor | None = None,
+    q: torch.Tensor, q_scales: torch.Tensor, fresh: torch.Tensor, window: RowsAt, places: LongPlaces,
+    sinks: torch.Tensor, window_length: int, eps: float, out: HalfRows, ratio: int = 0, compressed: RowsAt | None = None, picks: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512]"""
+    """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512].
+
+    q: float16, as `multiply` writes it; q_scales [rows]: the scales of that product's inputs."""
     rows, heads, dim = q.shape
-    if dim != DIM:
-        raise ValueError(f"attention of long steps takes heads of 512 channels, not {dim}")
+    if dim != DIM or q.dtype != torch.float16:
+        raise ValueError(f"attention of long steps takes heads of 512 halfs, not {list(q.shape)} of {q.dtype}")
     keys = _Keys(
         address(fresh), address(picks), address(counts), address(places.positions), address(places.firsts),
         address(places.states), rows_argument(window), rows_argument(compressed), window_length,
@@ -200,7 +222,8 @@ def attend(
     )  # fmt: skip
     out.scales, out.scale = None, OUT_SCALE
     argument = _AttendRows(
-        address(q), keys, address(places.turns), address(sinks), address(out.halves), heads, rows, places.rope, eps
-    )
+        address(q), address(q_scales), keys, address(places.turns), address(sinks), address(out.halves), heads, rows,
+        places.rope, eps, HALF_SCALE,
+    )  # fmt: skip
     kernel = module("prefill_attention.cu").kernel("attend_rows", _ATTENTION_BYTES)
     kernel.launch(min(card().multiprocessors, rows * -(-heads // 64)), 384, (argument,))

@@ -11,6 +11,7 @@ from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
 STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
 MAX_HIDDEN = 8192
 _ROWS, _SPLITS, _PARTIAL = 16, 8, 32
+_STAGED = 8 * 2 * 10 * 32 * 16
 
 
 class _LeaveRows(ctypes.Structure):
@@ -46,7 +47,7 @@ def leave_and_mix(
         address(streams), address(y), address(coefficients), address(fn), address(partial), int(f32), MIX, rows,
         hidden,
     )  # fmt: skip
-    kernel = module("prefill_hyper.cu").kernel(f"leave_and_mix_rows_{'f32' if f32 else 'f16'}")
+    kernel = module("prefill_hyper.cu").kernel(f"leave_and_mix_rows_{'f32' if f32 else 'f16'}", _STAGED)
     kernel.launch((-(-rows // _ROWS), _SPLITS), 256, (argument,))
 
 

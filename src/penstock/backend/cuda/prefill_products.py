@@ -25,10 +25,11 @@ from penstock.weights import types
 from penstock.weights.types import WeightType
 
 MAX_SEGMENTS = 8
-WIDTHS = (128, 96, 64, 48, 32, 16)  # inputs of a tile, as prefill_product.cu has them
+HALF_SCALE = 32.0  # as in prefill_product.cu
+WIDTHS = tuple(range(128, 0, -16))  # inputs of a tile, as prefill_product.cu has them
 MOST = WIDTHS[0]
-_THREADS, _WARPS = 384, 8
-_INPUT_BYTES = 5 * MOST * 64 * 2  # INPUT_STAGES · INPUT_BYTES
+_THREADS, _TILES = 640, 16
+_INPUT_BYTES = 5 * MOST * 64 * 2  # X_STAGES · X_BYTES
 _PIECES = {types.F16: 4, types.BF16: 4, types.F32: 4}  # of a cell; all others are streamed cell by cell
 _GRID_BYTES = 256 * 8 * 16
 
@@ -80,7 +81,8 @@ def make_halves(x: torch.Tensor, out: HalfRows, norm: torch.Tensor | None = None
 
 class _Segment(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("out", VOID), ("acts", VOID), ("tiles", INT), ("rows", INT), ("stride", INT), ("apart", INT),
+        ("weights", VOID), ("out", VOID), ("halves", VOID), ("acts", VOID), ("tiles", INT), ("rows", INT),
+        ("stride", INT), ("apart", INT),
     )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ class _Product(ctypes.Structure):
     _fields_ = (
         ("segments", _Segment * MAX_SEGMENTS), ("x", VOID), ("scales", VOID), ("gather", VOID), ("tiles", VOID),
         ("tile_count", VOID), ("factors", VOID), ("grid", VOID), ("plane", LONG), ("x_stride", INT), ("x_matrix", INT),
-        ("scale_stride", INT), ("scale_matrix", INT), ("count", INT), ("matrices", INT), ("cells", INT), ("paired", INT),
+        ("scale_stride", INT), ("scale_matrix", INT), ("count", INT), ("matrices", INT), ("cells", INT),
         ("passes", INT), ("items", INT), ("each", INT), ("stages", INT), ("x_scale", FLOAT), ("limit", FLOAT),
         ("act_up", FLOAT),
     )  # fmt: skip
@@ -105,12 +107,12 @@ class Items:
 
 
 @cache
-def _kernel(kind: WeightType) -> tuple[Kernel, int]:
-    """The product for one format, and how many stages its rings have."""
-    stage = _WARPS * 2 * LAYOUTS[kind].cell_bytes // _PIECES.get(kind, 1)
+def _kernel(kind: WeightType, paired: bool) -> tuple[Kernel, int]:
+    """The product for one format, and how many stages its weights have."""
+    stage = _TILES * LAYOUTS[kind].cell_bytes // _PIECES.get(kind, 1)
     fixed = 1024 + _INPUT_BYTES + (_GRID_BYTES if kind is types.IQ2_XXS else 0)
     stages = min(4, (card().shared_limit - fixed) // stage)
-    source = module("prefill_product.cu", f"-DWEIGHT_FORMAT={kind.name}")
+    source = module("prefill_product.cu", f"-DWEIGHT_FORMAT={kind.name}", f"-DGATE_UP={int(paired)}")
     return source.kernel("prefill_product", fixed + stages * stage), stages
 
 
@@ -134,8 +136,8 @@ def _launch(
         raise ValueError("matrices of one launch have one format and the same columns")
     if first.cells * CELL > x.halves.shape[2] or planes > x.planes:
         raise ValueError(f"{first.columns} columns in {planes} planes, of inputs {list(x.halves.shape)}")
-    kernel, stages = _kernel(first.kind)
-    share = 8 if first.paired else 16  # tiles to a block
+    kernel, stages = _kernel(first.kind, first.paired)
+    share = _TILES // 2 if first.paired else _TILES  # tiles to a block
     units = sum(-(-m.tiles // share) for m in matrices)
     each = _width(units * first.count, rows)
     work = units * (len(items.tiles) if items else first.count * -(-rows // each))
@@ -145,20 +147,23 @@ def _launch(
         address(items.gather if items else None), address(items.tiles if items else None),
         address(items.tile_count if items else None), address(items.factors if items else None), address(grid),
         x.halves.stride(0), x_stride, x_matrix, scale_stride, scale_matrix, len(segments), first.count, first.cells,
-        int(first.paired), _passes(first.kind, planes), rows, each, stages, x.scale, limit, act_up,
+        _passes(first.kind, planes), rows, each, stages, x.scale, limit, act_up,
     )  # fmt: skip
     kernel.launch(min(card().multiprocessors, work), _THREADS, (argument,))
 
 
 def _plain(m: Packed, out: torch.Tensor, apart: int = 0) -> _Segment:
-    return _Segment(address(m.data), address(out), 0, m.tiles, m.rows, out.stride(0), apart)
+    floats, halves = (0, address(out)) if out.dtype == torch.float16 else (address(out), 0)
+    return _Segment(address(m.data), floats, halves, 0, m.tiles, m.rows, out.stride(0), apart)
 
 
 def multiply(
     matrices: Sequence[Packed], x: HalfRows, outs: Sequence[torch.Tensor], planes: int = 1,
     items: Items | None = None,
 ) -> None:  # fmt: skip
-    """outs [rows, rows of the matrix] each.  With `items` the matrix is one of many, and outs are [items, …]."""
+    """outs [rows, rows of the matrix] each.  With `items` the matrix is one of many, and outs are [items, …].
+
+    A float16 out is the product divided by the row's scale and by HALF_SCALE, which whoever reads it has to undo."""
     columns = x.halves.shape[2]
     by_kind: dict[WeightType, list[int]] = {}
     for i, m in enumerate(matrices):
@@ -191,7 +196,7 @@ def multiply_swiglu(
 ) -> None:  # fmt: skip
     """swiglu(gate, up) of a paired matrix → out, whose scale is `act_scale(limit)`'s inverse"""
     segment = _Segment(
-        address(matrix.data), 0, address(out.halves), matrix.tiles, matrix.rows, out.halves.shape[2], 0
+        address(matrix.data), 0, 0, address(out.halves), matrix.tiles, matrix.rows, out.halves.shape[2], 0
     )
     planes = x.planes if matrix.kind is types.F32 else 1
     out.scales, out.scale = None, 1 / act_scale(limit)

@@ -12,17 +12,30 @@ struct Keys {
     const char* const* states;      // [rows]
     RowsAt window, compressed;      // f16
     int window_length, ratio, pick_stride;  // ratio 0: there are no compressed rows
+};
 
-    PS_DEVICE int near(int row) const { return min(positions[row] + 1, window_length); }
-    PS_DEVICE int far(int row) const { return !ratio ? 0 : picks ? pick_counts[row] : (positions[row] + 1) / ratio; }
-    PS_DEVICE const char* at(int row, int key, int dim) const {
-        const int count = near(row);
-        if (key >= count) {
-            const int place = picks ? picks[static_cast<size_t>(row) * pick_stride + key - count] : key - count;
-            return states[row] + compressed.at + static_cast<size_t>(place) * compressed.apart;
-        }
-        const int back = count - 1 - key;
-        if (row - back >= firsts[row]) return reinterpret_cast<const char*>(fresh + static_cast<size_t>(row - back) * dim);
-        return states[row] + window.at + static_cast<size_t>((positions[row] - back) % window.capacity) * window.apart;
+PS_DEVICE int near_keys(const Keys& k, int row) { return min(k.positions[row] + 1, k.window_length); }
+PS_DEVICE int far_keys(const Keys& k, int row) { return !k.ratio ? 0 : k.picks ? k.pick_counts[row] : (k.positions[row] + 1) / k.ratio; }
+
+// Those of one row, window first.
+struct RowKeys {
+    int near, far, fresh, place;  // fresh: the first key of the window that this step has made; place: of key 0 in the ring
+    int capacity, window_apart, compressed_apart, fresh_apart;
+    const char *own, *window, *compressed;  // own: where key 0 would be among the fresh ones
+    const int* picks;
+
+    PS_DEVICE RowKeys(const Keys& k, int row, int dim) : near(near_keys(k, row)), far(far_keys(k, row)) {
+        const int first = row - (near - 1);
+        fresh = max(0, k.firsts[row] - first), place = (k.positions[row] - (near - 1)) % k.window.capacity, capacity = k.window.capacity;
+        fresh_apart = dim * 2, window_apart = k.window.apart, compressed_apart = k.compressed.apart;
+        own = reinterpret_cast<const char*>(k.fresh) + static_cast<long long>(first) * fresh_apart;
+        window = k.states[row] + k.window.at, compressed = k.states[row] + k.compressed.at;
+        picks = k.picks ? k.picks + static_cast<size_t>(row) * k.pick_stride : nullptr;
+    }
+    PS_DEVICE const char* at(int key) const {
+        if (key >= near) return compressed + static_cast<size_t>(picks ? picks[key - near] : key - near) * compressed_apart;
+        if (key >= fresh) return own + static_cast<size_t>(key) * fresh_apart;
+        const int at = place + key;
+        return window + static_cast<size_t>(at < capacity ? at : at - capacity) * window_apart;
     }
 };

@@ -15,13 +15,14 @@ constexpr int BLOCKS = DIM / 64;
 constexpr float UP = 16;  // outputs are made so much larger: they are as large as keys at most
 
 struct AttendRows {
-    const float* q;  // [rows, heads, 512] before norm and rotation
+    const u16* q;          // [rows, heads, 512] halfs before norm and rotation
+    const float* q_scales;  // [rows]: what they have to be multiplied with, and q_up
     Keys keys;
     const float2* turns;  // [rows, rope / 2]
     const float* sinks;   // [heads]
     u16* out;             // [rows, heads · 512] halfs, UP times as large, columns in the order of `input_place`
     int heads, rows, rope;
-    float eps;
+    float eps, q_up;
 };
 
 PS_DEVICE bool barrier_is_done(u64* bar, u32 parity) {
@@ -61,66 +62,85 @@ PS_DEVICE void fetch_keys(const AttendRows& p, char* stages, u64* full, u64* emp
         done.advance();
         pending--;
     };
-    for (int work = blockIdx.x; work < p.rows * blocks; work += gridDim.x) {
-        const int row = work / blocks, count = p.keys.near(row) + p.keys.far(row), ahead = work + gridDim.x;
-        if (own == 0 && ahead < p.rows * blocks) {  // the next row's queries, on their way into the L2 cache
-            const int head = ahead % blocks * HEADS, heads = min(HEADS, p.heads - head);
-            const float* q = p.q + (static_cast<size_t>(ahead / blocks) * p.heads + head) * DIM;
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(q), "r"(heads * DIM * 4) : "memory");
+    if (static_cast<int>(blockIdx.x) >= p.rows * blocks) return;
+    // A lane has the address of one key of the next stage: it is looked up while the stage before is on its way.
+    int work = blockIdx.x, first = 0;
+    RowKeys keys(p.keys, work / blocks, DIM);
+    const char* upcoming = keys.at(min(lane, keys.near + keys.far - 1));
+    while (work < p.rows * blocks) {
+        const u64 from = reinterpret_cast<u64>(upcoming);
+        first += KEYS;
+        if (first % (2 * KEYS) == 0 && first >= keys.near + keys.far) {
+            first = 0, work += gridDim.x;
+            if (work < p.rows * blocks) {
+                keys = RowKeys(p.keys, work / blocks, DIM);
+                if (own == 0) {  // the row's queries, on their way into the L2 cache
+                    const int head = work % blocks * HEADS, heads = min(HEADS, p.heads - head);
+                    const u16* q = p.q + (static_cast<size_t>(work / blocks) * p.heads + head) * DIM;
+                    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(q), "r"(heads * DIM * 2) : "memory");
+                }
+            }
         }
-        for (int first = 0; first < (count + 2 * KEYS - 1) / (2 * KEYS) * 2 * KEYS; first += KEYS) {
-            const u64 from = reinterpret_cast<u64>(p.keys.at(row, min(first + lane, count - 1), DIM));
-            if (!barrier_is_done(empty + next.at, next.parity ^ 1)) {  // those who are to empty it may wait for what is under way
-                cp_async_wait<0>();
-                while (pending) arrive();
-                barrier_wait(empty + next.at, next.parity ^ 1);
-            }
-            const u32 to = shared_address(stages + next.at * STAGE_BYTES) + column / 8 * STAGE_BLOCK;
+        upcoming = keys.at(min(first + lane, keys.near + keys.far - 1));
+        if (!barrier_is_done(empty + next.at, next.parity ^ 1)) {  // those who are to empty it may wait for what is under way
+            cp_async_wait<0>();
+            while (pending) arrive();
+            barrier_wait(empty + next.at, next.parity ^ 1);
+        }
+        const u32 to = shared_address(stages + next.at * STAGE_BYTES) + column / 8 * STAGE_BLOCK;
 #pragma unroll
-            for (int i = 0; i < KEYS / 2; i++) {
-                const int k = half + 2 * i;
-                cp_async16(to + swizzled(k, column % 8), reinterpret_cast<const char*>(__shfl_sync(ALL, from, k)) + column * 16);
-            }
-            cp_async_commit();
-            next.advance();
-            if (++pending > 2) {
-                cp_async_wait<2>();
-                arrive();
-            }
+        for (int i = 0; i < KEYS / 2; i++) {
+            const int k = half + 2 * i;
+            cp_async16(to + swizzled(k, column % 8), reinterpret_cast<const char*>(__shfl_sync(ALL, from, k)) + column * 16);
+        }
+        cp_async_commit();
+        next.advance();
+        if (++pending > 2) {
+            cp_async_wait<2>();
+            arrive();
         }
     }
     cp_async_wait<0>();
     while (pending) arrive();
 }
 
-// Norm, rotation, scale; eight heads a warp, lane l has dims 16 l ….
+// Norm, rotation, scale; a warp has heads 8 warp …, lane l their dims 16 l ….
 PS_DEVICE void make_queries(const AttendRows& p, int row, int head0, char* queries) {
+    constexpr int AHEAD = 8;  // heads that are loaded at once
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    for (int h = warp; h < HEADS; h += 8) {
-        float v[16] = {}, squares = 0;
-        if (head0 + h < p.heads) {
-            const float4* q = reinterpret_cast<const float4*>(p.q + (static_cast<size_t>(row) * p.heads + head0 + h) * DIM + lane * 16);
+    uint4 loaded[AHEAD][2];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float4 f = q[i];
-                v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
-            }
+    for (int k = 0; k < AHEAD; k++) {
+        const int head = head0 + warp * AHEAD + k;
+        const uint4* q = reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * p.heads + head) * DIM + lane * 16);
+#pragma unroll
+        for (int i = 0; i < 2; i++) loaded[k][i] = head < p.heads ? q[i] : uint4{0, 0, 0, 0};
+    }
+    float2 turns[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int pair = lane * 8 + i - (DIM - p.rope) / 2;
+        turns[i] = pair >= 0 ? p.turns[static_cast<size_t>(row) * (p.rope / 2) + pair] : float2{1, 0};
+    }
+    const float up = p.q_scales[row] * p.q_up, square = up * up / DIM;
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        const int h = warp * AHEAD + k;
+        const u32 raw[8] = {loaded[k][0].x, loaded[k][0].y, loaded[k][0].z, loaded[k][0].w,
+                            loaded[k][1].x, loaded[k][1].y, loaded[k][1].z, loaded[k][1].w};
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float a = low_half(raw[i]), b = high_half(raw[i]);
+            squares = fmaf(a, a, fmaf(b, b, squares));
         }
-#pragma unroll
-        for (int i = 0; i < 16; i++) squares = fmaf(v[i], v[i], squares);
         // 512^-0.5, and e^x as powers of two
-        const float scale = 1.0f / sqrtf(warp_sum(squares) / DIM + p.eps) * 0.044194173824159216f * 1.4426950408889634f;
+        const float scale = up / sqrtf(warp_sum(squares) * square + p.eps) * 0.044194173824159216f * 1.4426950408889634f;
         u32 words[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float a = v[2 * i], b = v[2 * i + 1];
-            const int pair = lane * 8 + i - (DIM - p.rope) / 2;
-            if (pair >= 0) {
-                const float2 turn = p.turns[static_cast<size_t>(row) * (p.rope / 2) + pair];
-                const float x = a;
-                a = x * turn.x - b * turn.y, b = x * turn.y + b * turn.x;
-            }
-            words[i] = to_halves(a * scale, b * scale);
+            const float a = low_half(raw[i]) * scale, b = high_half(raw[i]) * scale;
+            words[i] = to_halves(a * turns[i].x - b * turns[i].y, a * turns[i].y + b * turns[i].x);
         }
         char* to = queries + lane / 4 * Q_BLOCK;
         *reinterpret_cast<uint4*>(to + swizzled(h, lane % 4 * 2)) = {words[0], words[1], words[2], words[3]};
@@ -150,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_rows(const __gri
         const int group = warp / 4, g = lane / 4, t = lane % 4, r0 = warp % 4 * 16 + g;  // heads r0 and r0 + 8
         Stages pair;  // the first stage of the pair
         for (int work = blockIdx.x; work < p.rows * blocks; work += gridDim.x) {
-            const int row = work / blocks, head0 = work % blocks * HEADS, count = p.keys.near(row) + p.keys.far(row);
+            const int row = work / blocks, head0 = work % blocks * HEADS, count = near_keys(p.keys, row) + far_keys(p.keys, row);
             const int pairs = (count + 2 * KEYS - 1) / (2 * KEYS);
             make_queries(p, row, head0, queries);
             fence_for_tensor_cores();

@@ -4,6 +4,7 @@
 // The product, 24 outputs of 16,384 inputs, takes numbers as two tf32 parts (22 bits).
 #include "halves.cuh"
 #include "sinkhorn.cuh"
+#include "wgmma.cuh"
 
 constexpr int ROWS = 16, SPLITS = 8, WARPS = 8;
 
@@ -39,7 +40,7 @@ PS_DEVICE void load_four(const float* x, int at, int width, float (&v)[4]) {
     }
 }
 
-// grid: (rows / 16, splits).  A warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
+// grid: (rows / 16, splits); shared memory: 8 · 2 · 10 · 32 · 16 bytes.  A warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
 template <bool F32_FN>
 PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
     __shared__ float sums[WARPS][ROWS][MIX + 1];
@@ -61,23 +62,48 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
             for (int i = 0; i < STREAMS; i++) comb[h][i][j] = p.y ? c[8 + 4 * i + j] : 0;
         }
     }
+    // What a lane needs of the next 16 channels is on its way while these are worked on: [two stages][row half][streams, y].
+    extern __shared__ __align__(16) char staged[];
+    char* own = staged + (warp * 2 * 10 * WARP + lane) * 16;
+    auto fetch = [&](int block, int stage) {
+        const int channel = block * 16 + 4 * t;
+#pragma unroll
+        for (int k = 0; k < 10; k++) {
+            const size_t row = min(rows[k / 5], p.rows - 1);
+            const float* from = k % 5 < STREAMS ? p.streams + (row * STREAMS + k % 5) * p.hidden : p.y ? p.y + row * p.hidden : nullptr;
+            char* to = own + (stage * 10 + k) * WARP * 16;
+            if (from && block < end && p.hidden % 4 == 0 && channel < p.hidden) {
+                cp_async16(shared_address(to), from + channel);
+            } else {
+                float v[4] = {0, 0, 0, 0};
+                if (from && block < end) load_four(from, channel, p.hidden, v);
+                *reinterpret_cast<float4*>(to) = {v[0], v[1], v[2], v[3]};
+            }
+        }
+        cp_async_commit();
+    };
     float acc[3][4] = {}, squares[2] = {0, 0};
-    for (int block = first + warp; block < end; block += WARPS) {
+    fetch(first + warp, 0);
+    int stage = 0;
+    for (int block = first + warp; block < end; block += WARPS, stage ^= 1) {
+        fetch(block + WARPS, stage ^ 1);
+        cp_async_wait<1>();
         const int channel = block * 16 + 4 * t;
         float v[STREAMS][2][4];  // [stream][row][channel]
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int row = min(rows[h], p.rows - 1);
-            float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
-            float x[STREAMS][4], y[4] = {};
+            float* streams = p.streams + static_cast<size_t>(min(rows[h], p.rows - 1)) * STREAMS * p.hidden;
+            float x[STREAMS + 1][4];
 #pragma unroll
-            for (int i = 0; i < STREAMS; i++) load_four(streams + static_cast<size_t>(i) * p.hidden, channel, p.hidden, x[i]);
-            if (p.y) load_four(p.y + static_cast<size_t>(row) * p.hidden, channel, p.hidden, y);
+            for (int i = 0; i <= STREAMS; i++) {
+                const float4 f = *reinterpret_cast<const float4*>(own + (stage * 10 + h * 5 + i) * WARP * 16);
+                x[i][0] = f.x, x[i][1] = f.y, x[i][2] = f.z, x[i][3] = f.w;
+            }
 #pragma unroll
             for (int j = 0; j < STREAMS; j++) {
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    float sum = post[h][j] * y[c];
+                    float sum = post[h][j] * x[STREAMS][c];
 #pragma unroll
                     for (int i = 0; i < STREAMS; i++) sum = fmaf(comb[h][i][j], x[i][c], sum);
                     v[j][h][c] = p.y ? sum : x[j][c];
@@ -115,9 +141,14 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
                     if (F32_FN) {
                         load_four(static_cast<const float*>(p.fn) + at, channel, p.hidden, fn);
                     } else {
-                        const u16* from = static_cast<const u16*>(p.fn) + at;
+                        const u16* from = static_cast<const u16*>(p.fn) + at + channel;
+                        if (p.hidden % 4 == 0) {
+                            const uint2 w = channel < p.hidden ? load8(from) : uint2{0, 0};
+                            fn[0] = low_half(w.x), fn[1] = high_half(w.x), fn[2] = low_half(w.y), fn[3] = high_half(w.y);
+                        } else {
 #pragma unroll
-                        for (int c = 0; c < 4; c++) fn[c] = channel + c < p.hidden ? half_to_float(from[channel + c]) : 0.0f;
+                            for (int c = 0; c < 4; c++) fn[c] = channel + c < p.hidden ? half_to_float(from[c]) : 0.0f;
+                        }
                     }
                 }
 #pragma unroll
@@ -150,8 +181,8 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
         if (row < p.rows) p.partial[(static_cast<size_t>(blockIdx.y) * p.rows + row) * PARTIAL + k] = sum;
     }
 }
-extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f16(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false>(p); }
-extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f32(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) leave_and_mix_rows_f16(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) leave_and_mix_rows_f32(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true>(p); }
 
 struct CollapseRows {
     const float* streams;  // [rows, 4, hidden]
@@ -163,6 +194,11 @@ struct CollapseRows {
     int rows, hidden, iterations;
     float eps, hc_eps;
 };
+
+PS_DEVICE float2 load_two(const float* x, int at, int width) {
+    if (width % 2 == 0) return *reinterpret_cast<const float2*>(x + at);
+    return {x[at], at + 1 < width ? x[at + 1] : 0.0f};
+}
 
 constexpr int CHUNKS = 4;  // of eight channels to a thread: at most 8,192 channels
 
@@ -207,16 +243,14 @@ extern "C" __global__ void __launch_bounds__(256) collapse_rows(const __grid_con
         for (int i = 0; i < 8; i += 2) {
             const int c = chunk_column(chunk, i);
             if (c >= p.hidden) continue;
-            const bool two = c + 1 < p.hidden;
 #pragma unroll
             for (int s = 0; s < STREAMS; s++) {
-                const float* from = streams + static_cast<size_t>(s) * p.hidden + c;
-                x[k][i] = fmaf(weights[s], from[0], x[k][i]);
-                if (two) x[k][i + 1] = fmaf(weights[s], from[1], x[k][i + 1]);
+                const float2 v = load_two(streams + static_cast<size_t>(s) * p.hidden, c, p.hidden);
+                x[k][i] = fmaf(weights[s], v.x, x[k][i]), x[k][i + 1] = fmaf(weights[s], v.y, x[k][i + 1]);
             }
             squares = fmaf(x[k][i], x[k][i], fmaf(x[k][i + 1], x[k][i + 1], squares));
-            x[k][i] *= p.norm[c];
-            if (two) x[k][i + 1] *= p.norm[c + 1];
+            const float2 norm = load_two(p.norm, c, p.hidden);
+            x[k][i] *= norm.x, x[k][i + 1] *= norm.y;
             most = fmaxf(most, fmaxf(fabsf(x[k][i]), fabsf(x[k][i + 1])));
         }
     }

@@ -4,10 +4,10 @@
 // are as long as reading 4 GB, so from a few hundred rows on arithmetic is the floor for dense products, and for experts (12 rows
 // each of 512) it is reading and unpacking until about 4,096 rows.
 //
-// A block is two warpgroups that multiply and one that fetches inputs.  A warpgroup has 128 rows of weights (two tiles of 64: gate and
-// up where they are paired) against up to 128 inputs.  Weights stream through a ring of each warp's own, as in the products of few
-// rows, and are unpacked into the registers that the tensor cores read; while they multiply one step of 32 columns, the warp unpacks the
-// next.  Inputs are halfs with a scale for every row, and go through shared memory 64 columns at a time.
+// A block is four warpgroups that multiply 256 rows of weights (or 128 of gate and the same 128 of up) with up to 128 inputs, and one that
+// fetches both.  A warp unpacks its 16 rows into the registers that the tensor cores read; while they multiply one step of 32 columns, it
+// unpacks the next.  Four warpgroups, because one waits until the tensor cores have taken what it gives them: the others unpack
+// meanwhile.  Inputs are halfs with a scale for every row, and go through shared memory 64 columns at a time.
 //
 // An output is one sum over the columns in their order, whatever the number of rows: how a prompt is cut into chunks does not matter.
 #include "unpack.cuh"
@@ -16,12 +16,15 @@
 #ifndef WEIGHT_FORMAT
 #define WEIGHT_FORMAT Q8_0
 #endif
+#ifndef GATE_UP  // gate and up tile by tile, and the activation behind them
+#define GATE_UP 0
+#endif
 
 using Weights = Unpack<WEIGHT_FORMAT>;
 
-constexpr int GROUPS = 2, WARPS = 4 * GROUPS, FETCHERS = 128, THREADS = WARPS * WARP + FETCHERS;
-constexpr int BLOCK = 64, MAX_N = 128, INPUT_STAGES = 5, INPUT_BYTES = MAX_N * BLOCK * 2, LAG = 2;
-constexpr int PIECE_BYTES = Weights::bytes / (CELL / Weights::columns);
+constexpr int WARPS = 16, TILES = 16, X_FETCHERS = 64, THREADS = WARPS * WARP + 128;
+constexpr int BLOCK = 64, MAX_N = 128, X_STAGES = 5, X_BYTES = MAX_N * BLOCK * 2, LAG = 2;
+constexpr int PIECE_BYTES = Weights::bytes / (CELL / Weights::columns), STAGE_BYTES = TILES * PIECE_BYTES;
 constexpr int GRID = WEIGHT_FORMAT == IQ2_XXS ? HALF_GRID_BYTES : 0;
 
 // Some items that one matrix sees: rows of inputs by way of `gather`, or directly.
@@ -33,10 +36,12 @@ struct Tile {
 struct Segment {
     const u8* weights;  // [matrices, tiles, cells (twice if paired), bytes]
     float* out;         // [items, stride], or null:
+    u16* halves;        // [items, stride] the same as halfs, without the row's scale and divided by HALF_SCALE; or null:
     u16* acts;          // [items, stride] halfs in the order of `input_place`: swiglu(gate, up) · act_up
     int tiles, rows, stride, apart;  // apart: numbers from one matrix's outputs to the next one's
 };
 constexpr int MAX_SEGMENTS = 8;
+constexpr float HALF_SCALE = 32;
 
 struct Product {
     Segment segments[MAX_SEGMENTS];
@@ -50,7 +55,7 @@ struct Product {
     long long plane;       // halfs from a plane of x to the next
     int x_stride, x_matrix;      // halfs from a row to the next, and from one matrix's columns to the next one's
     int scale_stride, scale_matrix;
-    int count, matrices, cells, paired, passes, items, each, stages;  // count: of segments
+    int count, matrices, cells, passes, items, each, stages;  // count: of segments
     float x_scale, limit, act_up;
 };
 
@@ -66,7 +71,7 @@ struct Schedule {
         tiles = p.tiles ? *p.tile_count : p.matrices * ((p.items + p.each - 1) / p.each);
     }
     PS_DEVICE int units_of(int segment) const {
-        const int own = (p.paired ? 4 : 8) * GROUPS;
+        const int own = GATE_UP ? TILES / 2 : TILES;
         return (p.segments[segment].tiles + own - 1) / own;
     }
     PS_DEVICE int count() const { return units * tiles; }
@@ -84,237 +89,226 @@ struct Schedule {
     }
 };
 
-struct Pipeline {
-    char* memory;
+// Stages of shared memory, filled by some warps and emptied by others.
+struct Stages {
     u64 *full, *empty;
-    int at = 0;
+    int count, at = 0;
     u32 parity = 0;
     PS_DEVICE void advance() {
-        if (++at == INPUT_STAGES) at = 0, parity ^= 1;
+        if (++at == count) at = 0, parity ^= 1;
     }
-    PS_DEVICE char* stage() const { return memory + at * INPUT_BYTES; }
+    PS_DEVICE void wait_full() const { barrier_wait(full + at, parity); }
+    PS_DEVICE void wait_empty() const { barrier_wait(empty + at, parity ^ 1); }
 };
 
-// Rows of the tile, 64 columns at a time, swizzled.  Fetcher f has chunk f % 8 of rows f / 8, f / 8 + 16 ….
-template <int N>
-PS_DEVICE void fetch(const Product& p, const Tile& tile, Pipeline& pipe, int& issued, Pipeline& done) {
-    const int own = threadIdx.x % FETCHERS / 8, chunk = threadIdx.x % 8;
-    int rows[N / 16];
-#pragma unroll
-    for (int i = 0; i < N / 16; i++) {
-        const int item = tile.first + min(own + 16 * i, tile.count - 1);
-        rows[i] = p.gather ? p.gather[item] : item;
-    }
-    const u16* x = p.x + static_cast<size_t>(tile.matrix) * p.x_matrix + chunk * 8;
-    for (int pass = 0; pass < p.passes; pass++) {
-        const u16* plane = x + plane_of(pass) * p.plane;
-        for (int block = 0; block < p.cells * (CELL / BLOCK); block++) {
-            barrier_wait(pipe.empty + pipe.at, pipe.parity ^ 1);
-            const u32 to = shared_address(pipe.stage());
-#pragma unroll
-            for (int i = 0; i < N / 16; i++)
-                cp_async16(to + swizzled(own + 16 * i, chunk), plane + static_cast<size_t>(rows[i]) * p.x_stride + block * BLOCK);
-            cp_async_commit();
-            pipe.advance();
-            if (issued >= LAG) {  // what was asked for so many stages ago is here
-                cp_async_wait<LAG>();
-                fence_for_tensor_cores();
-                barrier_arrive(done.full + done.at);
-                done.advance();
-            } else {
-                issued++;
+// Rows of the inputs, 64 columns at a time, swizzled.  Thread f has chunk f % 8 of rows f / 8, f / 8 + 8 ….
+struct InputFetcher {
+    const Product& p;
+    char* memory;
+    Stages next, done;
+    int issued = 0;
+
+    template <int N>
+    PS_DEVICE void run(const Tile& tile) {
+        const int own = threadIdx.x % X_FETCHERS / 8, chunk = threadIdx.x % 8;
+        const u16* x = p.x + static_cast<size_t>(tile.matrix) * p.x_matrix + chunk * 8;
+        for (int pass = 0; pass < p.passes; pass++) {
+            const u16* plane = x + plane_of(pass) * p.plane;
+            for (int block = 0; block < p.cells * (CELL / BLOCK); block++) {
+                next.wait_empty();
+                const u32 to = shared_address(memory + next.at * X_BYTES);
+#pragma unroll 4
+                for (int n = own; n < N; n += X_FETCHERS / 8) {
+                    const int item = tile.first + min(n, tile.count - 1), row = p.gather ? p.gather[item] : item;
+                    cp_async16(to + swizzled(n, chunk), plane + static_cast<size_t>(row) * p.x_stride + block * BLOCK);
+                }
+                cp_async_commit();
+                next.advance();
+                if (issued < LAG) {
+                    issued++;
+                    continue;
+                }
+                cp_async_wait<LAG>();  // what was asked for so many stages ago is here
+                arrive();
             }
         }
     }
-}
-
-// A warp's weights, piece by piece, over all the work of the block.
-struct WeightStream {
-    const Product& p;
-    const Schedule& schedule;
-    int work, pass = 0, piece = 0, group, warp;
-    const u8* at[2];
-
-    PS_DEVICE WeightStream(const Product& p, const Schedule& schedule, int group, int warp)
-        : p(p), schedule(schedule), work(blockIdx.x), group(group), warp(warp) {
-        if (more()) begin();
+    PS_DEVICE void arrive() {
+        fence_for_tensor_cores();
+        barrier_arrive(done.full + done.at);
+        done.advance();
     }
-    PS_DEVICE bool more() const { return work < schedule.count(); }
-    PS_DEVICE void begin() {
-        const int2 unit = schedule.unit(work);
-        const Segment& segment = p.segments[unit.x];
-        const int own = unit.y * GROUPS + group, last = segment.tiles - 1;
-        const size_t cells = p.paired ? 2 * p.cells : p.cells, matrix = static_cast<size_t>(schedule.tile(work).matrix) * segment.tiles;
-        const int first = p.paired ? 4 * own + warp : 8 * own + warp;
-        at[0] = segment.weights + (matrix + min(first, last)) * cells * Weights::bytes;
-        at[1] = p.paired ? at[0] + static_cast<size_t>(p.cells) * Weights::bytes
-                         : segment.weights + (matrix + min(first + 4, last)) * cells * Weights::bytes;
-    }
-    // One lane
-    PS_DEVICE void fill(const Ring& ring) const {
-        u64* bar = ring.announce(2 * PIECE_BYTES);
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-            bulk_copy(ring.to_fill() + m * PIECE_BYTES, at[m] + static_cast<size_t>(piece) * PIECE_BYTES, PIECE_BYTES, bar);
-    }
-    PS_DEVICE void advance() {
-        if (++piece < p.cells * (CELL / Weights::columns)) return;
-        piece = 0;
-        if (++pass < p.passes) return;
-        pass = 0;
-        work += gridDim.x;
-        if (more()) begin();
+    PS_DEVICE void finish() {
+        cp_async_wait<0>();
+        for (; issued > 0; issued--) arrive();
     }
 };
 
-PS_DEVICE float scale_of(const Product& p, const Tile& tile, int item) {
-    if (!p.scales) return p.x_scale * Weights::down;
-    const size_t row = p.gather ? p.gather[item] : item;
-    return p.scales[row * p.scale_stride + static_cast<size_t>(tile.matrix) * p.scale_matrix] * Weights::down;
+// One warp: lane l has tile l of the block's sixteen; of paired ones tile l / 2 of gate or up.
+PS_DEVICE void fetch_weights(const Product& p, const Schedule& schedule, char* memory, Stages stages, int lane) {
+    for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) {
+        const int2 unit = schedule.unit(work);
+        const Segment& segment = p.segments[unit.x];
+        const int tile = GATE_UP ? unit.y * (TILES / 2) + lane / 2 : unit.y * TILES + lane;
+        const size_t first = static_cast<size_t>(schedule.tile(work).matrix) * segment.tiles + min(tile, segment.tiles - 1);
+        const u8* from = segment.weights + (GATE_UP ? (2 * first + lane % 2) * p.cells : first * p.cells) * Weights::bytes;
+        for (int pass = 0; pass < p.passes; pass++)
+            for (int piece = 0; piece < p.cells * (CELL / Weights::columns); piece++) {
+                stages.wait_empty();
+                if (lane == 0) barrier_expect(stages.full + stages.at, STAGE_BYTES);
+                __syncwarp();
+                if (lane < TILES)
+                    bulk_copy(memory + stages.at * STAGE_BYTES + lane * PIECE_BYTES, from + static_cast<size_t>(piece) * PIECE_BYTES,
+                              PIECE_BYTES, stages.full + stages.at);
+                stages.advance();
+            }
+    }
 }
 
+// What the results of the tile's items are to be multiplied with: lane l has items l, l + 32 ….
 template <int N>
-PS_DEVICE void store(const Product& p, const Tile& tile, int2 unit, float (&acc)[2][N / 2]) {
+struct ItemScales {
+    float v[(N + WARP - 1) / WARP];
+    PS_DEVICE void load(const Product& p, const Tile& tile) {
+#pragma unroll
+        for (int i = 0; i < (N + WARP - 1) / WARP; i++) {
+            const int item = tile.first + min(static_cast<int>(threadIdx.x) % WARP + WARP * i, tile.count - 1);
+            const size_t row = p.gather ? p.gather[item] : item;
+            v[i] = Weights::down * (p.factors ? p.factors[item] : 1.0f) *
+                   (p.scales ? p.scales[row * p.scale_stride + static_cast<size_t>(tile.matrix) * p.scale_matrix] : p.x_scale);
+        }
+    }
+    // Of item 8 j + 2 t + e
+    PS_DEVICE float of(int j, int t, int e) const { return __shfl_sync(ALL, v[j / 4], j % 4 * 8 + 2 * t + e); }
+};
+
+template <int N>
+PS_DEVICE void store(const Product& p, const Tile& tile, int2 unit, const ItemScales<N>& scales, const float (&acc)[N / 2]) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const Segment& segment = p.segments[unit.x];
-    const int own = unit.y * GROUPS + warp / 4;
-    if (!p.paired) {
+    if (!GATE_UP) {
+        const int feature = (unit.y * TILES + warp) * 16 + g;
+        float* out = segment.out + static_cast<size_t>(tile.first + 2 * t) * segment.stride + static_cast<size_t>(tile.matrix) * segment.apart + feature;
+        const bool rows[2] = {feature < segment.rows, feature + 8 < segment.rows};
+        if (segment.halves) {  // lanes of neighbouring rows exchange numbers, so that each has two of one item
+            u16* halves = segment.halves + static_cast<size_t>(tile.first + 2 * t + g % 2) * segment.stride +
+                          static_cast<size_t>(tile.matrix) * segment.apart + (feature & ~1);
+#pragma unroll
+            for (int j = 0; j < N / 8; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float a = acc[4 * j + 2 * h] * (Weights::down / HALF_SCALE), b = acc[4 * j + 2 * h + 1] * (Weights::down / HALF_SCALE);
+                    const float other = __shfl_xor_sync(ALL, g % 2 ? a : b, 4);
+                    if (8 * j + 2 * t + g % 2 < tile.count && rows[h])  // rows are whole tiles, or an even number
+                        *reinterpret_cast<u32*>(halves + static_cast<size_t>(8 * j) * segment.stride + 8 * h) =
+                            g % 2 ? to_halves(other, b) : to_halves(a, other);
+                }
+            return;
+        }
 #pragma unroll
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const int n = 8 * j + 2 * t + e, item = tile.first + n;
-                if (n >= tile.count) continue;
-                const float scale = scale_of(p, tile, item) * (p.factors ? p.factors[item] : 1.0f);
-                float* out = segment.out + static_cast<size_t>(item) * segment.stride + static_cast<size_t>(tile.matrix) * segment.apart;
-#pragma unroll
-                for (int m = 0; m < 2; m++)
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const int feature = (8 * own + 4 * m + warp % 4) * 16 + g + 8 * h;
-                        if (feature < segment.rows) out[feature] = acc[m][4 * j + 2 * h + e] * scale;
-                    }
+                const float scale = scales.of(j, t, e);
+                if (8 * j + 2 * t + e >= tile.count) continue;
+                float* to = out + static_cast<size_t>(8 * j + e) * segment.stride;
+                if (rows[0]) to[0] = acc[4 * j + e] * scale;
+                if (rows[1]) to[8] = acc[4 * j + 2 + e] * scale;
             }
         return;
     }
-    // Lanes of neighbouring rows exchange numbers, so that each has four of one item: rows 2i, 2i + 1, 2i + 8, 2i + 9 of the tile.
-    const int own_tile = 4 * own + warp % 4, i = g / 2;
-    const int place = own_tile / 2 * STEP + i / 2 * 16 + i % 2 * 8 + own_tile % 2 * 4;
+    // Row g is a gate and row g + 8 its up.  Lanes of neighbouring rows exchange numbers, so that each has two of one item.
+    const int own = unit.y * (TILES / 2) + warp / 2, column = own % 2 * 16 + warp % 2 * 8 + g / 2 * 2;
+    u16* out = segment.acts + static_cast<size_t>(tile.first + 2 * t + g % 2) * segment.stride + own / 2 * STEP + input_place(column);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        u32 both[2];  // of items 2t, 2t + 1: rows g and g + 8
+        float v[2];  // of items 2t, 2t + 1
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const float scale = scale_of(p, tile, tile.first + min(8 * j + 2 * t + e, tile.count - 1));
-            float v[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float gate = fminf(acc[0][4 * j + 2 * h + e] * scale, p.limit);
-                const float up = fminf(fmaxf(acc[1][4 * j + 2 * h + e] * scale, -p.limit), p.limit);
-                v[h] = gate / (1.0f + expf(-gate)) * up * p.act_up;
-            }
-            both[e] = to_halves(v[0], v[1]);
+            const float scale = scales.of(j, t, e), gate = fminf(acc[4 * j + e] * scale, p.limit);
+            const float up = fminf(fmaxf(acc[4 * j + 2 + e] * scale, -p.limit), p.limit);
+            v[e] = __fdividef(gate, 1.0f + __expf(-gate)) * up * p.act_up;
         }
-        const u32 other = __shfl_xor_sync(ALL, g % 2 ? both[0] : both[1], 4), mine = g % 2 ? both[1] : both[0];
-        const u32 even = g % 2 ? other : mine, odd = g % 2 ? mine : other;
-        const int n = 8 * j + 2 * t + g % 2;
-        if (n < tile.count && own_tile < segment.tiles)
-            *reinterpret_cast<uint2*>(segment.acts + static_cast<size_t>(tile.first + n) * segment.stride + place) =
-                {permute(even, odd, 0x5410), permute(even, odd, 0x7632)};
+        const float other = __shfl_xor_sync(ALL, g % 2 ? v[0] : v[1], 4);
+        if (8 * j + 2 * t + g % 2 < tile.count && own < segment.tiles)
+            *reinterpret_cast<u32*>(out + static_cast<size_t>(8 * j) * segment.stride) = g % 2 ? to_halves(other, v[1]) : to_halves(v[0], other);
     }
 }
 
-template <int N>
-PS_DEVICE void multiply(const Product& p, const Tile& tile, int2 unit, Pipeline& pipe, Ring& ring, WeightStream& stream, const char* grid) {
-    const int lane = threadIdx.x % WARP;
-    float acc[2][N / 2];
-    u32 a[2][2][2][4];  // [step][matrix][slice]
-    int add = 0, held = -1;  // the stage before, until the tensor cores are done with it
+struct Multiplier {
+    const Product& p;
+    const char *inputs, *rings, *grid;
+    Stages x, w;
+
+    template <int N>
+    PS_DEVICE void run(const Tile& tile, int2 unit) {
+        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        float acc[N / 2];
+        u32 a[2][2][4];          // [step][slice]
+        int add = 0, held = -1;  // the stage before, until the tensor cores are done with it
 #pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) acc[m][i] = 0;
-    for (int pass = 0; pass < p.passes; pass++) {
-        for (int piece = 0; piece < p.cells * (CELL / Weights::columns); piece++) {
-            const char* cells = ring.wait();
-            Weights weights[2];
-            weights[0].load(cells, grid, lane, pass);
-            weights[1].load(cells + PIECE_BYTES, grid, lane, pass);
+        for (int i = 0; i < N / 2; i++) acc[i] = 0;
+        for (int pass = 0; pass < p.passes; pass++) {
 #pragma unroll 1
-            for (int block = 0; block < Weights::columns / BLOCK; block++) {
+            for (int piece = 0; piece < p.cells * (CELL / Weights::columns); piece++) {
+                w.wait_full();
+                const char* cells = rings + w.at * STAGE_BYTES + (GATE_UP ? warp / 2 * 2 : warp) * PIECE_BYTES;
+                const TwoHalves from = {{cells, cells + PIECE_BYTES}, warp % 2};
+#pragma unroll 1
+                for (int block = 0; block < Weights::columns / BLOCK; block++) {
 #pragma unroll
-                for (int step = 0; step < 2; step++) {
-                    wgmma_wait<1>();  // the step before the last: its registers are free
+                    for (int step = 0; step < 2; step++) {
+                        wgmma_wait<1>();  // the step before the last: its registers are free
+                        keep(a[step][0]), keep(a[step][1]);
+                        if (step && held >= 0 && lane == 0) barrier_arrive(x.empty + held);
+                        Weights::template step<GATE_UP>(from, grid, lane, 2 * block + step, pass, a[step]);
+                        if (step == 0) x.wait_full();
+                        const u64 b = operand(inputs + x.at * X_BYTES, 1024) + step * 4;
+                        wgmma_fence();
 #pragma unroll
-                    for (int m = 0; m < 2; m++) keep(a[step][m][0]), keep(a[step][m][1]);
-                    if (step && held >= 0 && lane == 0) barrier_arrive(pipe.empty + held);
-                    weights[0].step(2 * block + step, a[step][0]);
-                    weights[1].step(2 * block + step, a[step][1]);
-                    if (step == 0) barrier_wait(pipe.full + pipe.at, pipe.parity);
-                    const u64 x = operand(pipe.stage(), 1024) + step * 4;
-                    wgmma_fence();
-#pragma unroll
-                    for (int s = 0; s < 2; s++)
-#pragma unroll
-                        for (int m = 0; m < 2; m++) Wgmma<N>::registers(acc[m], a[step][m][s], x + 2 * s, s ? 1 : add);
-                    wgmma_commit();
-                    add = 1;
+                        for (int s = 0; s < 2; s++) Wgmma<N>::registers(acc, a[step][s], b + 2 * s, s ? 1 : add);
+                        wgmma_commit();
+                        add = 1;
+                    }
+                    held = x.at, x.advance();
                 }
-                held = pipe.at, pipe.advance();
-            }
-            ring.release();
-            if (stream.more()) {
-                if (lane == 0) stream.fill(ring);
-                stream.advance(), ring.advance_fill();
+                __syncwarp();  // all lanes have read their codes
+                if (lane == 0) barrier_arrive(w.empty + w.at);
+                w.advance();
             }
         }
+        ItemScales<N> scales;  // on their way while the last products are made
+        scales.load(p, tile);
+        wgmma_wait<0>();
+        keep(acc);
+        if (lane == 0) barrier_arrive(x.empty + held);
+        store<N>(p, tile, unit, scales, acc);
     }
-    wgmma_wait<0>();
-    keep(acc[0]), keep(acc[1]);
-    if (lane == 0) barrier_arrive(pipe.empty + held);
-    store<N>(p, tile, unit, acc);
-}
-
-// The narrowest product that takes `count` inputs.
-template <class Work>
-PS_DEVICE void by_width(int count, Work work) {
-    if (count <= 16) work.template run<16>();
-    else if (count <= 32) work.template run<32>();
-    else if (count <= 48) work.template run<48>();
-    else if (count <= 64) work.template run<64>();
-    else if (count <= 96) work.template run<96>();
-    else work.template run<128>();
-}
-
-struct Fetching {
-    const Product& p;
-    const Tile& tile;
-    Pipeline &pipe, &done;
-    int& issued;
-    template <int N>
-    PS_DEVICE void run() { fetch<N>(p, tile, pipe, issued, done); }
-};
-struct Multiplying {
-    const Product& p;
-    const Tile& tile;
-    int2 unit;
-    Pipeline& pipe;
-    Ring& ring;
-    WeightStream& stream;
-    const char* grid;
-    template <int N>
-    PS_DEVICE void run() { multiply<N>(p, tile, unit, pipe, ring, stream, grid); }
 };
 
-// Shared memory: barriers 1024, inputs, the grid, rings.
+// The narrowest product that takes all inputs of the tile.
+template <class Work, class... Arguments>
+PS_DEVICE void by_width(Work& work, const Tile& tile, Arguments... arguments) {
+    if (tile.count <= 16) work.template run<16>(tile, arguments...);
+    else if (tile.count <= 32) work.template run<32>(tile, arguments...);
+    else if (tile.count <= 48) work.template run<48>(tile, arguments...);
+    else if (tile.count <= 64) work.template run<64>(tile, arguments...);
+    else if (tile.count <= 80) work.template run<80>(tile, arguments...);
+    else if (tile.count <= 96) work.template run<96>(tile, arguments...);
+    else if (tile.count <= 112) work.template run<112>(tile, arguments...);
+    else work.template run<128>(tile, arguments...);
+}
+
+// Shared memory: barriers 1024, inputs, the grid, weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_product(const __grid_constant__ Product p) {
     extern __shared__ __align__(1024) char shared[];
     u64* bars = reinterpret_cast<u64*>(shared);
-    char *inputs = shared + 1024, *grid = inputs + INPUT_STAGES * INPUT_BYTES, *rings = grid + GRID;
+    char *inputs = shared + 1024, *grid = inputs + X_STAGES * X_BYTES, *rings = grid + GRID;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    Pipeline pipe = {inputs, bars, bars + INPUT_STAGES};
+    const Stages x = {bars, bars + X_STAGES, X_STAGES}, w = {bars + 2 * X_STAGES, bars + 2 * X_STAGES + p.stages, p.stages};
     if (threadIdx.x == 0) {
-        for (int i = 0; i < INPUT_STAGES; i++) barrier_init(pipe.full + i, FETCHERS), barrier_init(pipe.empty + i, WARPS);
+        for (int i = 0; i < X_STAGES; i++) barrier_init(x.full + i, X_FETCHERS), barrier_init(x.empty + i, WARPS);
+        for (int i = 0; i < p.stages; i++) barrier_init(w.full + i, 1), barrier_init(w.empty + i, WARPS);
         barrier_init_visible();
     }
     let_next_start();
@@ -323,30 +317,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_product(const _
     __syncthreads();
     const Schedule schedule(p);
     if (warp >= WARPS) {
-        fewer_registers<40>();
-        Pipeline done = pipe;
-        int issued = 0;
-        for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) {
-            const Tile tile = schedule.tile(work);
-            by_width(tile.count, Fetching{p, tile, pipe, done, issued});
-        }
-        cp_async_wait<0>();
-        fence_for_tensor_cores();
-        for (; issued > 0; issued--) {
-            barrier_arrive(done.full + done.at);
-            done.advance();
+        fewer_registers<64>();
+        if (warp < WARPS + X_FETCHERS / WARP) {
+            InputFetcher fetcher = {p, inputs, x, x};
+            for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) {
+                const Tile tile = schedule.tile(work);
+                by_width(fetcher, tile);
+            }
+            fetcher.finish();
+        } else if (warp == WARPS + X_FETCHERS / WARP) {
+            fetch_weights(p, schedule, rings, w, lane);
         }
     } else {
-        more_registers<232>();
-        Ring ring(rings + warp * p.stages * 2 * PIECE_BYTES, bars + 2 * INPUT_STAGES + warp * p.stages, p.stages, 2 * PIECE_BYTES, lane);
-        WeightStream stream(p, schedule, warp / 4, warp % 4);
-        for (int i = 0; i < p.stages && stream.more(); i++) {
-            if (lane == 0) stream.fill(ring);
-            stream.advance(), ring.advance_fill();
-        }
+        more_registers<112>();
+        Multiplier multiplier = {p, inputs, rings, grid, x, w};
         for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) {
             const Tile tile = schedule.tile(work);
-            by_width(tile.count, Multiplying{p, tile, schedule.unit(work), pipe, ring, stream, grid});
+            by_width(multiplier, tile, schedule.unit(work));
         }
     }
 }

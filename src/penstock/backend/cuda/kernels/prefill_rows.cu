@@ -12,28 +12,42 @@ struct MakeHalves {
     float eps;
 };
 
-// One block a row: read once for its norm and largest number, once more (from the cache) for the halfs.
+constexpr int CHUNKS = 8;  // of eight numbers to a thread: at most 16,384 columns
+
+// One block a row, which stays in registers.
 extern "C" __global__ void __launch_bounds__(256) make_halves(const __grid_constant__ MakeHalves p) {
     __shared__ float scratch[2 * 8];
     let_next_start();
     wait_for_previous();
     const int row = blockIdx.x;
     const float* x = p.x + static_cast<size_t>(row) * p.stride;
-    float squares = 0, most = 0;
-    for (int i = threadIdx.x; i < p.width; i += blockDim.x) {
-        const float v = x[i];
-        squares = fmaf(v, v, squares), most = fmaxf(most, fabsf(p.norm ? v * p.norm[i] : v));
+    const bool even = p.width % 2 == 0 && p.stride % 2 == 0;
+    float v[CHUNKS][8], squares = 0, most = 0;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+        const int chunk = threadIdx.x + 256 * k;
+        if (chunk >= p.out.columns / 8) break;
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const int c = chunk_column(chunk, i);
+            float2 own = {0, 0};
+            if (c < p.width) own = even ? *reinterpret_cast<const float2*>(x + c) : float2{x[c], c + 1 < p.width ? x[c + 1] : 0.0f};
+            v[k][i] = own.x, v[k][i + 1] = own.y;
+            squares = fmaf(own.x, own.x, fmaf(own.y, own.y, squares));
+            if (p.norm && c < p.width) v[k][i] *= p.norm[c];
+            if (p.norm && c + 1 < p.width) v[k][i + 1] *= p.norm[c + 1];
+            most = fmaxf(most, fmaxf(fabsf(v[k][i]), fabsf(v[k][i + 1])));
+        }
     }
     const RowPower power = row_power(squares, most, p.width, p.norm, p.eps, scratch);
     if (threadIdx.x == 0) p.out.scales[row] = power.down;
-    for (int chunk = threadIdx.x; chunk < p.out.columns / 8; chunk += blockDim.x) {
-        float v[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int c = chunk_column(chunk, i);
-            v[i] = c < p.width ? x[c] * (p.norm ? p.norm[c] : 1.0f) * power.up : 0.0f;
-        }
-        store_chunk(p.out, row, chunk, v);
+    for (int k = 0; k < CHUNKS; k++) {
+        const int chunk = threadIdx.x + 256 * k;
+        if (chunk >= p.out.columns / 8) break;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[k][i] *= power.up;
+        store_chunk(p.out, row, chunk, v[k]);
     }
 }
 

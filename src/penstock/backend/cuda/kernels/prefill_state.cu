@@ -9,8 +9,9 @@
 constexpr int THREADS = 512;
 
 struct StepRows {
-    const int *positions, *firsts, *ends;  // [rows]; the first row of the row's sequence in this step, and one behind its last
-    char* const* states;                   // [rows]
+    const int *positions, *firsts;  // [rows]; firsts: the first row of the row's sequence in this step
+    char* const* states;            // [rows]
+    const int* some;                // [grid]: the rows that this launch is about
 };
 
 struct KeepRows {
@@ -56,14 +57,13 @@ struct PoolRows {
     float eps;
 };
 
-// A block a row; those that complete no window have nothing to do.  A thread has a channel, or several.
+// A block for every row that completes a window.  A thread has a channel, or several.
 extern "C" __global__ void __launch_bounds__(THREADS) pool_rows(const __grid_constant__ PoolRows p) {
     extern __shared__ float pooled[];  // [dim]
     __shared__ float sums[THREADS / WARP];
     let_next_start();
     wait_for_previous();
-    const int row = blockIdx.x, position = p.step.positions[row];
-    if ((position + 1) % p.ratio) return;
+    const int row = p.step.some[blockIdx.x], position = p.step.positions[row];
     char* state = p.step.states[row];
     const int oldest = position - (row - p.step.firsts[row]);  // the first position that this step has
     const int window = position / p.ratio, begin = window * p.ratio, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -82,10 +82,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_rows(const __grid_con
             }
         };
         float top = -INFINITY, sum = 0, mean = 0, value, score;
+#pragma unroll 8
         for (int q = overlap && window > 0 ? begin - p.ratio : begin; q <= position; q++) {
             candidate(q, value, score);
             top = fmaxf(top, score);
         }
+#pragma unroll 8
         for (int q = overlap && window > 0 ? begin - p.ratio : begin; q <= position; q++) {
             candidate(q, value, score);
             const float e = expf(score - top);
@@ -122,13 +124,11 @@ struct CommitRows {
     int width, ratio;
 };
 
-// A block a row: into the ring if it is among the last that fit
+// A block for every row that goes into the ring: the last ones of every sequence, as many as fit
 extern "C" __global__ void __launch_bounds__(256) commit_rows(const __grid_constant__ CommitRows p) {
     let_next_start();
     wait_for_previous();
-    const int row = blockIdx.x, left = p.step.ends[row] - row;
-    if (left <= 0 || left > p.ring.capacity) return;
-    const int position = p.step.positions[row];
+    const int row = p.step.some[blockIdx.x], position = p.step.positions[row];
     const size_t from = static_cast<size_t>(row) * p.width;
     char* to = p.step.states[row] + p.ring.at + static_cast<size_t>(position % p.ring.capacity) * p.ring.apart;
     for (int i = threadIdx.x; i < p.width; i += blockDim.x) {

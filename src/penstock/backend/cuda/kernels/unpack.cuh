@@ -5,7 +5,8 @@
 //   a[s][0]: row g,     columns 8t + 4s,     + 1        a[s][1]: row g + 8, the same
 //   a[s][2]: row g,     columns 8t + 4s + 2, + 3        a[s][3]: row g + 8, the same
 //
-// so inputs lie in the order of `input_place`.  Numbers are made 64 times as large (`up`), so that small ones keep their bits; what
+// or, where gate and up are multiplied side by side, eight rows of the one and the same eight of the other.  So inputs lie in the order of
+// `input_place`.  Numbers are made 64 times as large (`up`), so that small ones keep their bits; what
 // is rounded is the product of a code and its scale, to eleven bits.  Instructions for 512 weights in the machine code: Q8_0 30,
 // IQ2_XXS 46, the K-quants about 50.
 #pragma once
@@ -53,44 +54,71 @@ PS_DEVICE u32 last_bytes(u32 codes) { return sub_halves(permute(codes, TWO_1024,
 // ── formats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 //
 // bytes: of a cell; columns: of what is streamed at a time, whole steps one behind the other; down: what undoes `up`.
-// `load` takes what a piece needs throughout, `step` gives the numbers of step i of the piece.
+
+// Where a warp's two times eight rows are: half h of a cell has rows 8 h …
+struct TwoHalves {
+    const char* cell[2];
+    int half;  // which of each, where there are two cells
+};
 
 template <int FORMAT>
 struct Unpack;
+
+// Of four words (register 0 … 3 of a lane), those of row half h.
+PS_DEVICE uint2 of_half(uint4 w, int h) { return h ? uint2{w.y, w.w} : uint2{w.x, w.z}; }
 
 template <>
 struct Unpack<Q8_0> {
     static constexpr int bytes = 4352, columns = CELL;
     static constexpr float down = 1.0f / 64;
-    const char* cell;
-    int lane;
-    PS_DEVICE void load(const char* piece, const char*, int lane_, int) { cell = piece, lane = lane_; }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
-        const uint4 w = load16(cell + i * 512 + lane * 16);
-        const u32 d = mul_halves(load4(cell + 4096 + lane / 4 * 32 + i * 4), TWO_64);
-        const u32 scale[2] = {both_low(d), both_high(d)}, codes[4] = {w.x, w.y, w.z, w.w};
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
+        const uint4 w = load16(from.cell[0] + i * 512 + lane * 16);
+        const int scales = 4096 + lane / 4 * 32 + i * 4;
+        uint2 codes[2];
+        u32 d;
+        if (PAIRED) {
+            const uint4 v = load16(from.cell[1] + i * 512 + lane * 16);
+            codes[0] = of_half(w, from.half), codes[1] = of_half(v, from.half);
+            d = permute(load4(from.cell[0] + scales), load4(from.cell[1] + scales), from.half ? 0x7632 : 0x5410);
+        } else {
+            codes[0] = of_half(w, 0), codes[1] = of_half(w, 1);
+            d = load4(from.cell[0] + scales);
+        }
+        d = mul_halves(d, TWO_64);
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const u32 lifted = codes[r] ^ 0x80808080;  // + 128
-            a[r / 2][r % 2] = mul_halves(sub_halves(permute(lifted, TWO_1024, 0x5150), TWO_1152), scale[r % 2]);
-            a[r / 2][r % 2 + 2] = mul_halves(sub_halves(permute(lifted, TWO_1024, 0x5352), TWO_1152), scale[r % 2]);
+        for (int k = 0; k < 2; k++) {
+            const u32 scale = k ? both_high(d) : both_low(d);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const u32 lifted = (s ? codes[k].y : codes[k].x) ^ 0x80808080;  // + 128
+                a[s][k] = mul_halves(sub_halves(permute(lifted, TWO_1024, 0x5150), TWO_1152), scale);
+                a[s][k + 2] = mul_halves(sub_halves(permute(lifted, TWO_1024, 0x5352), TWO_1152), scale);
+            }
         }
     }
 };
+
+// F16 and BF16: steps of 16 columns, of which lane 4g + t has 4t …: other lanes' words are read.
+PS_DEVICE int plain_place(int lane) { return lane % 4 / 2 * 32 + lane / 4 * 4 + lane % 2 * 2; }
+
+template <bool PAIRED>
+PS_DEVICE uint4 load_plain(const TwoHalves& from, int at) {
+    const uint4 w = load16(from.cell[0] + at);
+    if (!PAIRED) return w;
+    const uint2 gate = of_half(w, from.half), up = of_half(load16(from.cell[1] + at), from.half);
+    return {gate.x, up.x, gate.y, up.y};
+}
 
 template <>
 struct Unpack<F16> {
     static constexpr int bytes = 8192, columns = 64;
     static constexpr float down = 1;
-    const char* from;
-    PS_DEVICE void load(const char* piece, const char*, int lane, int) {
-        const int g = lane / 4, t = lane % 4;
-        from = piece + t / 2 * 512 + (4 * g + t % 2 * 2) * 16;
-    }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            const uint4 w = load16(from + i * 1024 + s * 16);
+            const uint4 w = load_plain<PAIRED>(from, i * 1024 + (plain_place(lane) + s) * 16);
             a[s][0] = w.x, a[s][1] = w.y, a[s][2] = w.z, a[s][3] = w.w;
         }
     }
@@ -100,15 +128,11 @@ template <>
 struct Unpack<BF16> {
     static constexpr int bytes = 8192, columns = 64;
     static constexpr float down = 1.0f / 64;
-    const char* from;
-    PS_DEVICE void load(const char* piece, const char*, int lane, int) {
-        const int g = lane / 4, t = lane % 4;
-        from = piece + t / 2 * 512 + (4 * g + t % 2 * 2) * 16;
-    }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            const uint4 w = load16(from + i * 1024 + s * 16);
+            const uint4 w = load_plain<PAIRED>(from, i * 1024 + (plain_place(lane) + s) * 16);
             const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
             for (int r = 0; r < 4; r++)
@@ -122,23 +146,18 @@ template <>
 struct Unpack<F32> {
     static constexpr int bytes = 16384, columns = 64;
     static constexpr float down = 1.0f / 64;
-    const char* from;
-    bool rest;
-    PS_DEVICE void load(const char* piece, const char*, int lane, int pass) {
-        const int g = lane / 4, t = lane % 4;
-        from = piece + t / 2 * 1024 + (4 * g + t % 2 * 2) * 32;
-        rest = pass == 1;
-    }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int pass, u32 (&a)[2][4]) {
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            const uint4 x = load16(from + i * 2048 + s * 32), y = load16(from + i * 2048 + s * 32 + 16);
-            const u32 words[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+            const int at = i * 2048 + (plain_place(lane) + s) * 32;
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                const float v = bits_float(words[2 * r]) * 64, w = bits_float(words[2 * r + 1]) * 64;
-                a[s][r] = to_halves(v, w);
-                if (rest) a[s][r] = to_halves(v - low_half(a[s][r]), w - high_half(a[s][r]));
+            for (int r = 0; r < 4; r++) {  // words 2r, 2r + 1: row half r % 2
+                const int word = PAIRED ? r / 2 * 4 + from.half * 2 : 2 * r;
+                const uint2 w = load8(from.cell[PAIRED ? r % 2 : 0] + at + word * 4);
+                const float x = bits_float(w.x) * 64, y = bits_float(w.y) * 64;
+                a[s][r] = to_halves(x, y);
+                if (pass == 1) a[s][r] = to_halves(x - low_half(a[s][r]), y - high_half(a[s][r]));
             }
         }
     }
@@ -158,31 +177,26 @@ template <>
 struct Unpack<IQ2_XXS> {
     static constexpr int bytes = 1120, columns = CELL;
     static constexpr float down = 1.0f / 64;
-    const char *cell, *copy;
-    u32 d;  // of rows g and g + 8, times 64 / 8
-    uint2 nibbles;
-    int lane;
-    PS_DEVICE void load(const char* piece, const char* grid, int lane_, int) {
-        cell = piece, lane = lane_, copy = grid + lane % 8 * 16;
-        d = mul_halves(load4(piece + 1088 + lane / 4 * 4), 0x48004800);
-        nibbles = load8(piece + 1024 + lane / 4 * 8);
-    }
-    static PS_DEVICE u32 scale(u32 nibbles, int i, u32 d) {  // (2 n + 1) d
-        const u32 n = (nibbles >> 4 * i & 15) << 1 | 0x6401;
-        return mul_halves(sub_halves(both_low(n), TWO_1024), d);
-    }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
-        const u32 pair = *reinterpret_cast<const u16*>(cell + lane * 16 + i * 2), bits = load4(cell + 512 + lane * 16 + i / 2 * 4);
-        const u32 scales[2] = {scale(nibbles.x, i, both_low(d)), scale(nibbles.y, i, both_high(d))};
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char* grid, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint4 v = load16(copy + (h ? pair >> 8 : pair & 255) * 128);
+        for (int k = 0; k < 2; k++) {
+            const char* cell = from.cell[PAIRED ? k : 0];
+            const int h = PAIRED ? from.half : k;
+            const u32 index = *reinterpret_cast<const u8*>(cell + lane * 16 + i * 2 + h);
+            const u32 bits = load4(cell + 512 + lane * 16 + i / 2 * 4);
+            const u32 nibbles = load4(cell + 1024 + lane / 4 * 8 + h * 4);
+            const u32 d = *reinterpret_cast<const u16*>(cell + 1088 + lane / 4 * 4 + h * 2);
+            // (2 n + 1) · d · 64 / 8
+            const u32 n = (nibbles >> 4 * i & 15) << 1 | 0x6401;
+            const u32 scale = mul_halves(sub_halves(both_low(n), TWO_1024), mul_halves(both_low(d), 0x48004800));
+            const uint4 v = load16(grid + lane % 8 * 16 + index * 128);
             const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const u32 signs = bits << (7 - (i % 2 * 4 + 2 * s + h));  // of byte b at its highest bit
-                a[s][h] = mul_halves(words[2 * s] ^ (permute(signs, 0, 0x1404) & 0x80008000), scales[h]);
-                a[s][h + 2] = mul_halves(words[2 * s + 1] ^ (permute(signs, 0, 0x3424) & 0x80008000), scales[h]);
+                a[s][k] = mul_halves(words[2 * s] ^ (permute(signs, 0, 0x1404) & 0x80008000), scale);
+                a[s][k + 2] = mul_halves(words[2 * s + 1] ^ (permute(signs, 0, 0x3424) & 0x80008000), scale);
             }
         }
     }
@@ -193,28 +207,26 @@ PS_DEVICE void scaled_codes(u32 codes, u32 scale, u32 minimum, u32& first, u32& 
     first = fma_halves(first_bytes(codes), scale, minimum);
     last = fma_halves(last_bytes(codes), scale, minimum);
 }
+// scale | minimum << 16, small integers, times d | dmin << 16, times 64 and − 64
+PS_DEVICE u32 scale_and_minimum(u32 both, u32 d) {
+    return mul_halves(sub_halves(both | TWO_1024, TWO_1024), mul_halves(d, 0xd4005400));
+}
 
 template <>
 struct Unpack<Q2_K> {
     static constexpr int bytes = 1344, columns = CELL;
     static constexpr float down = 1.0f / 64;
-    const char* cell;
-    u32 d[2];  // (d, −dmin) · 64 of rows g, g + 8
-    int lane;
-    PS_DEVICE void load(const char* piece, const char*, int lane_, int) {
-        cell = piece, lane = lane_;
-        const uint2 w = load8(piece + 1280 + lane / 4 * 8);
-        d[0] = mul_halves(w.x, 0xd4005400), d[1] = mul_halves(w.y, 0xd4005400);
-    }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
-        const u32 word = load4(cell + i / 4 * 512 + lane * 16 + i % 4 * 4);
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (int k = 0; k < 2; k++) {
+            const char* cell = from.cell[PAIRED ? k : 0];
+            const int h = PAIRED ? from.half : k;
+            const u32 word = load4(cell + i / 4 * 512 + lane * 16 + i % 4 * 4) >> 2 * h;
             const u32 b = *reinterpret_cast<const u8*>(cell + 1024 + lane / 4 * 32 + lane % 4 / 2 * 16 + h * 8 + i);
-            const u32 both = mul_halves(sub_halves((b & 15) | (b << 12 & 0x000f0000) | TWO_1024, TWO_1024), d[h]);
-            const u32 scale = both_low(both), minimum = both_high(both);
+            const u32 both = scale_and_minimum((b & 15) | (b << 12 & 0x000f0000), load4(cell + 1280 + lane / 4 * 8 + h * 4));
 #pragma unroll
-            for (int s = 0; s < 2; s++) scaled_codes(word >> (2 * (2 * s + h)) & 0x03030303, scale, minimum, a[s][h], a[s][h + 2]);
+            for (int s = 0; s < 2; s++) scaled_codes(word >> 4 * s & 0x03030303, both_low(both), both_high(both), a[s][k], a[s][k + 2]);
         }
     }
 };
@@ -223,24 +235,18 @@ template <>
 struct Unpack<Q4_K> {
     static constexpr int bytes = 2368, columns = CELL;
     static constexpr float down = 1.0f / 64;
-    const char* cell;
-    u32 d[2];
-    int lane;
-    PS_DEVICE void load(const char* piece, const char*, int lane_, int) {
-        cell = piece, lane = lane_;
-        const uint2 w = load8(piece + 2304 + lane / 4 * 8);
-        d[0] = mul_halves(w.x, 0xd4005400), d[1] = mul_halves(w.y, 0xd4005400);
-    }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
-        const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const char* small = cell + 2048 + lane / 4 * 32 + h * 16 + i;
-            const u32 pair = *reinterpret_cast<const u8*>(small) | static_cast<u32>(*reinterpret_cast<const u8*>(small + 8)) << 16;
-            const u32 both = mul_halves(sub_halves(pair | TWO_1024, TWO_1024), d[h]);
-            const u32 scale = both_low(both), minimum = both_high(both);
+        for (int k = 0; k < 2; k++) {
+            const char* cell = from.cell[PAIRED ? k : 0];
+            const int h = PAIRED ? from.half : k;
+            const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
+            const u8* small = reinterpret_cast<const u8*>(cell + 2048 + lane / 4 * 32 + h * 16 + i);
+            const u32 both = scale_and_minimum(small[0] | static_cast<u32>(small[8]) << 16, load4(cell + 2304 + lane / 4 * 8 + h * 4));
 #pragma unroll
-            for (int s = 0; s < 2; s++) scaled_codes((s ? w.y : w.x) >> 4 * h & 0x0f0f0f0f, scale, minimum, a[s][h], a[s][h + 2]);
+            for (int s = 0; s < 2; s++)
+                scaled_codes((s ? w.y : w.x) >> 4 * h & 0x0f0f0f0f, both_low(both), both_high(both), a[s][k], a[s][k + 2]);
         }
     }
 };
@@ -249,13 +255,13 @@ template <>
 struct Unpack<MXFP4> {
     static constexpr int bytes = 2176, columns = CELL;
     static constexpr float down = 1.0f / 64;
-    const char* cell;
-    int lane;
-    PS_DEVICE void load(const char* piece, const char*, int lane_, int) { cell = piece, lane = lane_; }
-    PS_DEVICE void step(int i, u32 (&a)[2][4]) const {
-        const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (int k = 0; k < 2; k++) {
+            const char* cell = from.cell[PAIRED ? k : 0];
+            const int h = PAIRED ? from.half : k;
+            const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
             const u32 e = *reinterpret_cast<const u8*>(cell + 2048 + lane / 4 * 16 + h * 8 + i);
             const float power = e > 248 ? INFINITY : bits_float((e + 6) << 23);  // 2^(e − 127) · 64
             const u32 scale = to_halves(power, power);
@@ -265,8 +271,8 @@ struct Unpack<MXFP4> {
                 // The upper bytes of 0, ½, 1, 1½, 2, 3, 4, 6 as halfs; then the signs of nibbles 0 … 3.
                 const u32 sizes = permute(0x3e3c3800, 0x46444240, codes & 0x7777);
                 const u32 upper = sizes ^ (permute(codes << 4, codes, 0x5140) & 0x80808080);
-                a[s][h] = mul_halves(permute(upper, 0, 0x1404), scale);
-                a[s][h + 2] = mul_halves(permute(upper, 0, 0x3424), scale);
+                a[s][k] = mul_halves(permute(upper, 0, 0x1404), scale);
+                a[s][k + 2] = mul_halves(permute(upper, 0, 0x3424), scale);
             }
         }
     }
