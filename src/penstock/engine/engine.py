@@ -10,10 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan, state_layout
+from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
@@ -56,10 +56,12 @@ class Engine:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = open_backend(chosen.device, chosen.thread_count, chosen.simulate_low_precision)
+        self.backend = choose_backend(self.checkpoint, chosen)
         self._plan, self.context = self._make_plan(chosen.context)
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
+        if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
+            self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
         self._runner: LocalRunner | None = None
         self.loading: Loading | None = None
         self._lock = threading.Lock()
@@ -109,6 +111,8 @@ class Engine:
                 self._runner.close()
                 self._runner = None
                 give_back_memory()
+                if isinstance(self.backend, DeviceBackend):
+                    self.backend.release()
 
     def _load(self, progress: Callable[[int, int], None] | None = None) -> LocalRunner:
         """With the lock held."""

@@ -157,7 +157,9 @@ struct Constant {
     static constexpr int value = N;
 };
 
-constexpr int ALL_FORMATS = -1, ONLY_Q8_0 = 1 << Q8_0, Q8_0_AND_F16 = 1 << Q8_0 | 1 << F16;
+#ifndef DENSE_ROUTER
+#define DENSE_ROUTER 0
+#endif
 
 template <int SETS, int FORMATS, Source SOURCE>
 PS_DEVICE void dense(const Dense& p) {
@@ -253,7 +255,7 @@ PS_DEVICE void dense(const Dense& p) {
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
         }
-        if (FORMATS != ONLY_Q8_0 && segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
+        if (DENSE_ROUTER && segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
             __syncthreads();
             if (*last) choose(p.routing, p.rows, chosen, p.chosen);
         }
@@ -261,17 +263,7 @@ PS_DEVICE void dense(const Dense& p) {
     }
 }
 
-#define DENSE(name, formats, source)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 2) dense_##name##_4(const __grid_constant__ Dense p) {               \
-        dense<1, formats, source>(p);                                                                                      \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 1) dense_##name##_8(const __grid_constant__ Dense p) {               \
-        dense<2, formats, source>(p);                                                                                      \
-    }
-
-DENSE(q8_image, ONLY_Q8_0, IMAGE)
-DENSE(q8_digits, ONLY_Q8_0, READY_DIGITS)
-DENSE(q8_any, ONLY_Q8_0, ANYTHING)
-DENSE(mixed_image, Q8_0_AND_F16, IMAGE)
-DENSE(mixed_any, Q8_0_AND_F16, ANYTHING)
-DENSE(all_any, ALL_FORMATS, ANYTHING)
+#ifdef DENSE_FORMATS  // one mix of formats, one source of inputs, with or without a router: every other instruction would be in the way
+extern "C" __global__ void __launch_bounds__(256, 2) dense_4(const __grid_constant__ Dense p) { dense<1, DENSE_FORMATS, DENSE_SOURCE>(p); }
+extern "C" __global__ void __launch_bounds__(256, 1) dense_8(const __grid_constant__ Dense p) { dense<2, DENSE_FORMATS, DENSE_SOURCE>(p); }
+#endif
