@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from penstock.backend.base import Choice
 from penstock.backend.cuda import layouts
 from penstock.backend.cuda.attention import (
     Attention,
@@ -29,7 +30,7 @@ from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
 from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
 from penstock.backend.cuda.routing import Router
-from penstock.backend.cuda.sample import Sample
+from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
 from penstock.backend.cuda.weights import Packed, empty
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -268,8 +269,9 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
         streams[1], partial, torch.zeros(4, device="cuda"), ones[:1], coefficients, ones, x, 1e-6, 1e-6
     )
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
-    chances = torch.rand(rows, dtype=torch.float64, device="cuda")
-    sample = Sample(logits, torch.ones(rows, device="cuda"), chances, tokens)
+    choices, _ = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
+    chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
+    sample = SampleRows(choices, torch.empty_like(logits), chosen, rows)
 
     def everything() -> None:
         turns.launch(OVERLAP)

@@ -7,7 +7,8 @@ bytes each of these takes.  The model describes; the backend computes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +92,44 @@ class ExpertLease(Protocol):
         ...
 
 
+class Edits(NamedTuple):
+    """What is done to logits of some tokens before anything is chosen, in this order.  Each [tokens]"""
+
+    ids: NDArray[np.int64]
+    repeated: NDArray[np.bool_]  # divided by the repetition penalty, or multiplied where they are negative
+    subtract: NDArray[np.float64]
+    add: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one token is to be chosen; see `Sampling.draw`."""
+
+    temperature: float  # 0: the best, ties to the lower id
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    chance: float = 0.0
+    repetition_penalty: float = 1.0
+    edits: Edits | None = None
+    mask: NDArray[np.uint32] | None = None  # bits of the tokens that are allowed, lowest first
+
+
+class Chosen(NamedTuple):
+    token: int  # −1 if a logit is NaN
+    logprob: float  # before edits and mask
+    highest: float  # logit, before them
+    best: float  # after them
+
+
 class Sampling(ABC):
     """What choosing a token asks of a row of logits [vocab]."""
+
+    def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
+        """Begins to choose, where logits are not on the host; calling the result waits for it.  Several that have
+        been started are made together.  None: the questions below are to be asked."""
+        del logits, choice
+        return None
 
     @abstractmethod
     def top(self, logits: Logits) -> tuple[int, float]:

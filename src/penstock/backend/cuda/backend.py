@@ -19,6 +19,7 @@ from penstock.backend.cuda.placed import (
     packed_kind,
     stack_bytes,
 )
+from penstock.backend.cuda.sample import CudaSampling
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.state import StateLayout, StatePool
 from penstock.weights.tensor import TensorInfo
@@ -39,8 +40,9 @@ class CudaBackend(DeviceBackend):
     def __init__(self, index: int, sampling: Sampling):
         if not torch.cuda.is_available():
             raise CudaError("this torch cannot use the GPU: it was built without CUDA, or for another driver")
-        self.index, self.sampling = index, sampling
+        self.index = index
         self.activate()
+        self.sampling = CudaSampling(sampling)
         self.card: Card = card()
         if self.card.capability < (9, 0):
             major, minor = self.card.capability
@@ -80,7 +82,7 @@ class CudaBackend(DeviceBackend):
         return stack_bytes(experts, used)
 
     def weight_bytes(self, info: TensorInfo) -> int:
-        return packed_bytes(packed_kind(info.kind), *info.shape)
+        return packed_bytes(packed_kind(info), *info.shape)
 
     def states(self, layout: StateLayout) -> CudaStates:
         self.activate()

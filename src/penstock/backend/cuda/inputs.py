@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.backend.cuda.device import card
-from penstock.backend.cuda.layouts import CELL
+from penstock.backend.cuda.layouts import CELL, FP8_128
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
@@ -22,6 +22,7 @@ SCRATCH = (
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
 _FORMS = {
     types.F16: HALVES,
+    FP8_128: HALVES,
     types.BF16: FLOATS,
     types.F32: FLOATS,
     types.IQ2_XXS: DIGITS | NEGATED,

@@ -1,8 +1,8 @@
 """Weights on the card: what a stored type becomes there, and how its bytes get there.
 
 A matrix lies in the cells of `layouts` where its type has a layout, or row by row where kernels read single rows.
-Other types are re-encoded on the way: FP4 blocks are MXFP4's in another order, and everything else becomes F32, which
-holds every value exactly.
+Other types are re-encoded on the way: FP4 blocks are MXFP4's in another order, FP8 weights get their scales between
+them, and everything else becomes F32, which holds every value exactly.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend.base import Bytes, DeviceExpert, ExpertStack, SlicedWeight
-from penstock.backend.cuda.layouts import LAYOUTS, TILE, packed_shape
+from penstock.backend.cuda.layouts import FP8_128, LAYOUTS, TILE, packed_shape
 from penstock.backend.cuda.plain import StoredRows
 from penstock.backend.cuda.routing import MAX_COUNT, MAX_EXPERTS
 from penstock.backend.cuda.weights import Packed, empty, repack_into
@@ -22,17 +22,19 @@ from penstock.weights.tensor import TensorInfo, Weight
 from penstock.weights.types import WeightType
 
 DENSE_KINDS: Final = frozenset(LAYOUTS) - {types.IQ2_XXS}  # of kernels/dense.cu
-EXPERT_KINDS: Final = frozenset({types.IQ2_XXS, types.Q2_K, types.Q4_K, types.MXFP4, types.Q8_0})
+EXPERT_KINDS: Final = frozenset({types.IQ2_XXS, types.Q2_K, types.Q4_K, types.Q6_K, types.MXFP4, types.Q8_0})
 ROW_KINDS: Final = frozenset({types.F32, types.F16, types.BF16})
 TABLE_KINDS: Final = ROW_KINDS | {types.Q8_0}
 MAX_COLUMNS: Final = 64 * 256  # of a product's inputs
 
 
-def packed_kind(kind: WeightType) -> WeightType:
-    """What a matrix of this type is on the card."""
-    if kind is types.FP4_E2M1:
+def packed_kind(info: TensorInfo) -> WeightType:
+    """What a matrix is on the card."""
+    if info.kind is types.FP4_E2M1:
         return types.MXFP4
-    return kind if kind in DENSE_KINDS else types.F32
+    if info.kind is types.FP8_E4M3 and info.shape[1] % FP8_128.block == 0:
+        return FP8_128
+    return info.kind if info.kind in DENSE_KINDS else types.F32
 
 
 def row_kind(kind: WeightType, kinds: frozenset[WeightType] = ROW_KINDS) -> WeightType:
@@ -53,6 +55,9 @@ def encoded(info: TensorInfo, raw: Bytes, scale: Bytes | None, kind: WeightType)
     if info.kind is types.FP4_E2M1 and kind is types.MXFP4:
         assert scale is not None
         return _fp4_blocks(raw.reshape(rows, -1), scale.reshape(rows, -1))
+    if kind is FP8_128:
+        assert scale is not None
+        return _fp8_groups(raw.reshape(rows, -1), scale.reshape(-1, columns // FP8_128.block))
     decoded = Weight(info, raw, scale).rows(0, rows)
     return np.ascontiguousarray(decoded, np.float32).view(np.uint8).reshape(rows, 4 * columns)
 
@@ -68,6 +73,15 @@ def _fp4_blocks(codes: Bytes, exponents: Bytes) -> Bytes:
     block[..., 0] = exponents
     block[..., 1:] = nibbles[..., :16] | nibbles[..., 16:] << 4
     return block.reshape(rows, -1)
+
+
+def _fp8_groups(codes: Bytes, exponents: Bytes) -> Bytes:
+    """exponents: of 128 rows each → every 128 codes with their exponent before them"""
+    rows = len(codes)
+    out: Bytes = np.empty((rows, exponents.shape[1], 129), np.uint8)
+    out[..., 0] = np.repeat(exponents, 128, axis=0)[:rows]
+    out[..., 1:] = codes.reshape(rows, -1, 128)
+    return out.reshape(rows, -1)
 
 
 def to_card(raw: Bytes) -> torch.Tensor:
@@ -88,7 +102,7 @@ class CudaWeight(SlicedWeight):
         """In cells; `groups`: as so many matrices one behind the other."""
         if self._packed is None or self._packed.count != groups:
             rows, columns = self.info.shape
-            kind = self._taken(packed_kind(self.info.kind))
+            kind = self._taken(packed_kind(self.info))
             self._packed = packed = empty(kind, rows // groups, columns, groups)
             self._put = lambda first, raw: _put_rows(packed, first, raw)
         return self._packed
@@ -97,8 +111,8 @@ class CudaWeight(SlicedWeight):
     def pair(gate: "CudaWeight", up: "CudaWeight") -> Packed:
         """Gate and up tile by tile, for products that end in the activation."""
         rows, columns = gate.info.shape
-        kind = packed_kind(gate.info.kind)
-        if packed_kind(up.info.kind) is not kind:
+        kind = packed_kind(gate.info)
+        if packed_kind(up.info) is not kind:
             kind = types.F32
         packed = empty(gate._taken(kind), rows, columns, paired=True)
         up._taken(kind)

@@ -145,7 +145,8 @@ class DeepSeekV4(Architecture):
         streams = self.draft.forward(slot, position, token)
         logits = self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())
         self.dense.leave(DRAFT)
-        return logits.reshape(-1)
+        row: Logits = np.asarray(logits)[0]
+        return row
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         for layer in self.layers:

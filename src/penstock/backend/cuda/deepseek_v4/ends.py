@@ -26,6 +26,7 @@ from penstock.backend.cuda.inputs import forms_of
 from penstock.backend.cuda.launch import Recorded
 from penstock.backend.cuda.placed import TABLE_KINDS, CudaWeight, vector
 from penstock.backend.cuda.plain import Embed
+from penstock.backend.cuda.sample import DeviceLogits
 from penstock.backend.cuda.weights import Packed
 
 
@@ -56,13 +57,15 @@ class CudaHead(v4.Head):
         )  # fmt: skip
         self._shape = (spec.streams, len(spec.norm))
         self._made: dict[int, tuple[int, list[Launch]]] = {}
-        self._graphs: dict[tuple[int, int], Recorded] = {}
+        self._graphs: dict[tuple[int, int, int], Recorded] = {}
 
     def run(self, streams: Streams, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
         (weight,) = output
         with translated("logits"):
             now = streams.settle()
             matrix = packed(weight)
+            if len(rows) <= self._most:
+                return DeviceLogits(self._some(now, rows, matrix)[: len(rows)]).for_the_engine()
             found = np.empty((len(rows), self._vocab), np.float32)
             for first in range(0, len(rows), self._most):
                 part = rows[first : first + self._most]
@@ -78,7 +81,7 @@ class CudaHead(v4.Head):
         index = np.full(count, rows[-1], np.int64)
         index[: len(rows)] = rows
         wanted[:count].copy_(torch.from_numpy(index))
-        key = (count, streams.data_ptr())
+        key = (count, len(streams), streams.data_ptr())
         if key not in self._graphs:
             self._graphs[key] = Recorded(lambda: self._launch(streams, wanted[:count], matrix))
         self._graphs[key].run()

@@ -103,10 +103,11 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
                    const Refill& refill) {
     const int t = lane % 4;
     const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
-    if constexpr (FORMAT == F16) {
+    if constexpr (FORMAT == F16 || FORMAT == FP8) {
         float c[SETS][4] = {};
         for (int i = first; i < end; i++) {
-            piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
+            if constexpr (FORMAT == F16) piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
+            else cell_fp8<SETS>(ring.wait(), lane, x, plan, i * CELL, c);
             ring.release();
             refill();
         }
@@ -144,6 +145,7 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
             if constexpr (FORMAT == Q4_K) cell_q4_k<SETS>(piece, lane, source, scale, sums);
             if constexpr (FORMAT == Q2_K) cell_q2_k<SETS>(piece, lane, source, scale, sums);
             if constexpr (FORMAT == MXFP4) cell_mxfp4<SETS>(piece, lane, source, scale, sums);
+            if constexpr (FORMAT == Q6_K) cell_q6_k<SETS>(piece, lane, source, scale, sums);
             ring.release();
             refill();
         }
@@ -218,6 +220,8 @@ PS_DEVICE void dense(const Dense& p) {
                     try_format(Constant<MXFP4>());
                     try_format(Constant<BF16>());
                     try_format(Constant<F32>());
+                    try_format(Constant<Q6_K>());
+                    try_format(Constant<FP8>());
 #pragma unroll
                     for (int k = 0; k < SETS; k++)
 #pragma unroll
