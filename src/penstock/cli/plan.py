@@ -9,12 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.backend import open_backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.cli import options
 from penstock.cli.inspect import size
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import choose_backend, make_engine_plan
 from penstock.errors import OptionError
 from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
@@ -44,7 +43,7 @@ def plan_command(
     """
     path = model or options.default_model()
     checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
-    backend = open_backend(chosen.device, chosen.thread_count)
+    backend = choose_backend(checkpoint, chosen)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     speeds: dict[str, Any] = {
         "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),

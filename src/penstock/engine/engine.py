@@ -10,10 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan, state_layout
+from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
@@ -56,10 +56,12 @@ class Engine:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = open_backend(chosen.device, chosen.thread_count, chosen.simulate_low_precision)
+        self.backend = choose_backend(self.checkpoint, chosen)
         self._plan, self.context = self._make_plan(chosen.context)
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
+        if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
+            self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
         self._runner: LocalRunner | None = None
         self.loading: Loading | None = None
         self._lock = threading.Lock()
@@ -109,6 +111,8 @@ class Engine:
                 self._runner.close()
                 self._runner = None
                 give_back_memory()
+                if isinstance(self.backend, DeviceBackend):
+                    self.backend.release()
 
     def _load(self, progress: Callable[[int, int], None] | None = None) -> LocalRunner:
         """With the lock held."""
@@ -201,6 +205,10 @@ class Engine:
         """
         if logits not in ("last", "all", "none"):
             raise OptionError(f"logits is {logits!r}, expected 'last', 'all' or 'none'")
+        return self._feed(work, logits)
+
+    def _feed(self, work: Sequence[tuple[Session, Sequence[int]]], logits: str) -> list[Logits | None]:
+        """As `feed`; "kept" → None, and each session has its last logits where they lie."""
         jobs = [_Job(session, self._checked(ids)) for session, ids in work]
         if len({id(job.session) for job in jobs}) != len(jobs):
             raise OptionError("a session appears twice in one batch")
@@ -212,7 +220,7 @@ class Engine:
                 job.session.state.check_room(len(job.ids))
             while any(job.left for job in jobs):
                 self._step(jobs, logits)
-        return [job.result(logits) for job in jobs]
+            return [job.result(logits) for job in jobs]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         try:
@@ -270,7 +278,7 @@ class Engine:
                 room -= len(ids)
 
         def rows(job: _Job, ids: list[int]) -> int:
-            return {"none": 0, "all": len(ids), "last": int(job.left == len(ids))}[logits]
+            return {"none": 0, "all": len(ids)}.get(logits, int(job.left == len(ids)))
 
         found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken])
         for (job, ids), part in zip(taken, found, strict=True):
@@ -305,14 +313,15 @@ class Engine:
         generation = self.generation(
             session, [*session.tokens, *prompt_ids], max_tokens, sampling or Sampling()
         )
-        logits = session.feed(prompt_ids)
+        ids = self._checked(prompt_ids)
         while True:
-            assert logits is not None
-            step = generation.next(logits)
+            self._feed([(session, ids)], "kept")
+            assert session.last_logits is not None
+            step = generation.next(session.last_logits)
             yield step
             if step.finish_reason is not None:
                 return
-            logits = session.feed([step.token])
+            ids = [step.token]
 
     def generation(
         self, session: Session | None, prompt: Sequence[int], max_tokens: int, sampling: Sampling
@@ -362,10 +371,12 @@ class _Job:
     def advance(self, ids: list[int], logits: Logits | None) -> None:
         self.done += len(ids)
         if logits is not None:
-            self.parts.append(logits)
+            # The next step may change what lies on a device.
+            self.parts.append(np.asarray(logits) if self.left else logits)
 
     def result(self, logits: str) -> Logits | None:
         """What `feed` returns for this session."""
-        if logits == "none":
+        if logits in ("none", "kept"):
             return None
-        return self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
+        found = self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
+        return np.asarray(found)

@@ -155,8 +155,8 @@ def make_plan(
     if mode != "direct" or budget is None:
         if budget is not None and everything > budget:
             raise BudgetError(
-                f"streaming is {mode!r}, which holds the whole model: {_amount(everything)}, and memory is "
-                f"{_amount(budget)}.  streaming 'direct' works from {_amount(smallest)} on"
+                f"streaming is {mode!r}, which holds the whole model: {amount(everything)}, and memory is "
+                f"{amount(budget)}.  streaming 'direct' works from {amount(smallest)} on"
             )
         rows = chunk or 512
         return Plan(
@@ -175,9 +175,9 @@ def make_plan(
         )
     if budget < smallest:
         raise BudgetError(
-            f"memory is {_amount(budget)}, and this model needs {_amount(smallest)} at least: "
-            f"{_amount(needs.base + SLACK)} for the program, {_amount(needs.state)} for the context, "
-            f"{_amount(smallest - fixed)} for the weights that are in use at a time"
+            f"memory is {amount(budget)}, and this model needs {amount(smallest)} at least: "
+            f"{amount(needs.base + SLACK)} for the program, {amount(needs.state)} for the context, "
+            f"{amount(smallest - fixed)} for the weights that are in use at a time"
         )
     rows = chunk or max(
         size for size in CHUNKS if size == CHUNKS[0] or needs.work(size) <= budget // CHUNK_SHARE
@@ -252,5 +252,5 @@ def _spread(blocks: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(block for at, block in enumerate(blocks) if (at + 1) * count // total > at * count // total)
 
 
-def _amount(nbytes: int) -> str:
+def amount(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"

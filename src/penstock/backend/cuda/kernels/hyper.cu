@@ -79,13 +79,13 @@ extern "C" __global__ void __launch_bounds__(256) leave_and_mix(const __grid_con
 
 struct Collapse {
     const float* streams;  // [rows, 4, hidden]
-    const float* partial;  // [blocks, rows, 32]
+    const float* partial;  // [blocks, at least rows, 32]
     const float *base, *scale;  // [24], [3]; for the head [4], [1]
     float* coefficients;   // [rows, 24]
     const float* norm;     // [hidden] or null
     char* image;           // of the normed input, InputPlan {columns, rows, forms}
     float* x;              // [rows, hidden] before the norm, or null
-    int blocks, rows, hidden, columns, forms, head, iterations;
+    int blocks, partial_stride, rows, hidden, columns, forms, head, iterations;
     float eps, hc_eps;
 };
 
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
         float sums[2] = {0, 0};
 #pragma unroll 2
         for (int b = lane; b < p.blocks; b += WARP) {
-            const float* from = p.partial + (static_cast<size_t>(b) * p.rows + row) * PARTIAL;
+            const float* from = p.partial + static_cast<size_t>(b) * p.partial_stride + row * PARTIAL;
             sums[0] += from[warp];
             sums[1] += from[second < PARTIAL ? second : 0];
         }
