@@ -11,7 +11,7 @@ from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
 STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
 MAX_HIDDEN = 8192
 _ROWS, _SPLITS, _PARTIAL = 16, 8, 32
-_STAGED = 8 * 2 * 10 * 32 * 16
+_STAGED = 8 * 2 * 10 * 32 * 16 + 8 * 16 * 25 * 4  # STAGED_BYTES and sums
 
 
 class _LeaveRows(ctypes.Structure):

@@ -112,7 +112,7 @@ def _kernel(kind: WeightType, paired: bool) -> tuple[Kernel, int]:
     stage = _TILES * LAYOUTS[kind].cell_bytes // _PIECES.get(kind, 1)
     fixed = 1024 + _INPUT_BYTES + (_GRID_BYTES if kind is types.IQ2_XXS else 0)
     stages = min(4, (card().shared_limit - fixed) // stage)
-    source = module("prefill_product.cu", f"-DWEIGHT_FORMAT={kind.name}", f"-DGATE_UP={int(paired)}")
+    source = module("prefill_product.cu", f"-DWEIGHT_FORMAT={LAYOUTS[kind].number}", f"-DGATE_UP={int(paired)}")
     return source.kernel("prefill_product", fixed + stages * stage), stages
 
 

@@ -6,7 +6,7 @@
 #include "sinkhorn.cuh"
 #include "wgmma.cuh"
 
-constexpr int ROWS = 16, SPLITS = 8, WARPS = 8;
+constexpr int ROWS = 16, SPLITS = 8, WARPS = 8, STAGED_BYTES = WARPS * 2 * 10 * WARP * 16;
 
 struct LeaveRows {
     float* streams;             // [rows, 4, hidden]
@@ -40,10 +40,12 @@ PS_DEVICE void load_four(const float* x, int at, int width, float (&v)[4]) {
     }
 }
 
-// grid: (rows / 16, splits); shared memory: 8 · 2 · 10 · 32 · 16 bytes.  A warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
+// grid: (rows / 16, splits); shared memory: stages, sums.  A warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
 template <bool F32_FN>
 PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
-    __shared__ float sums[WARPS][ROWS][MIX + 1];
+    extern __shared__ __align__(16) char staged[];
+    using Sums = float[WARPS][ROWS][MIX + 1];
+    Sums& sums = *reinterpret_cast<Sums*>(staged + STAGED_BYTES);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int blocks = (p.hidden + 15) / 16, each = (blocks + SPLITS - 1) / SPLITS;
     const int first = blockIdx.y * each, end = min(first + each, blocks);
@@ -63,7 +65,6 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
         }
     }
     // What a lane needs of the next 16 channels is on its way while these are worked on: [two stages][row half][streams, y].
-    extern __shared__ __align__(16) char staged[];
     char* own = staged + (warp * 2 * 10 * WARP + lane) * 16;
     auto fetch = [&](int block, int stage) {
         const int channel = block * 16 + 4 * t;

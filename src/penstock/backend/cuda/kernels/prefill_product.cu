@@ -108,17 +108,16 @@ struct InputFetcher {
     Stages next, done;
     int issued = 0;
 
-    template <int N>
     PS_DEVICE void run(const Tile& tile) {
-        const int own = threadIdx.x % X_FETCHERS / 8, chunk = threadIdx.x % 8;
+        const int own = threadIdx.x % X_FETCHERS / 8, chunk = threadIdx.x % 8, end = (tile.count + 15) / 16 * 16;
         const u16* x = p.x + static_cast<size_t>(tile.matrix) * p.x_matrix + chunk * 8;
         for (int pass = 0; pass < p.passes; pass++) {
             const u16* plane = x + plane_of(pass) * p.plane;
             for (int block = 0; block < p.cells * (CELL / BLOCK); block++) {
                 next.wait_empty();
                 const u32 to = shared_address(memory + next.at * X_BYTES);
-#pragma unroll 4
-                for (int n = own; n < N; n += X_FETCHERS / 8) {
+#pragma unroll 2
+                for (int n = own; n < end; n += X_FETCHERS / 8) {
                     const int item = tile.first + min(n, tile.count - 1), row = p.gather ? p.gather[item] : item;
                     cp_async16(to + swizzled(n, chunk), plane + static_cast<size_t>(row) * p.x_stride + block * BLOCK);
                 }
@@ -287,16 +286,15 @@ struct Multiplier {
 };
 
 // The narrowest product that takes all inputs of the tile.
-template <class Work, class... Arguments>
-PS_DEVICE void by_width(Work& work, const Tile& tile, Arguments... arguments) {
-    if (tile.count <= 16) work.template run<16>(tile, arguments...);
-    else if (tile.count <= 32) work.template run<32>(tile, arguments...);
-    else if (tile.count <= 48) work.template run<48>(tile, arguments...);
-    else if (tile.count <= 64) work.template run<64>(tile, arguments...);
-    else if (tile.count <= 80) work.template run<80>(tile, arguments...);
-    else if (tile.count <= 96) work.template run<96>(tile, arguments...);
-    else if (tile.count <= 112) work.template run<112>(tile, arguments...);
-    else work.template run<128>(tile, arguments...);
+PS_DEVICE void by_width(Multiplier& work, const Tile& tile, int2 unit) {
+    if (tile.count <= 16) work.run<16>(tile, unit);
+    else if (tile.count <= 32) work.run<32>(tile, unit);
+    else if (tile.count <= 48) work.run<48>(tile, unit);
+    else if (tile.count <= 64) work.run<64>(tile, unit);
+    else if (tile.count <= 80) work.run<80>(tile, unit);
+    else if (tile.count <= 96) work.run<96>(tile, unit);
+    else if (tile.count <= 112) work.run<112>(tile, unit);
+    else work.run<128>(tile, unit);
 }
 
 // Shared memory: barriers 1024, inputs, the grid, weights.
@@ -317,13 +315,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_product(const _
     __syncthreads();
     const Schedule schedule(p);
     if (warp >= WARPS) {
-        fewer_registers<64>();
+        fewer_registers<32>();
         if (warp < WARPS + X_FETCHERS / WARP) {
             InputFetcher fetcher = {p, inputs, x, x};
-            for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) {
-                const Tile tile = schedule.tile(work);
-                by_width(fetcher, tile);
-            }
+            for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) fetcher.run(schedule.tile(work));
             fetcher.finish();
         } else if (warp == WARPS + X_FETCHERS / WARP) {
             fetch_weights(p, schedule, rings, w, lane);

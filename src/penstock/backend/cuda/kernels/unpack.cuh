@@ -15,7 +15,7 @@
 
 constexpr int CELL = 256, STEPS = 8, STEP = 32;
 
-enum Format { Q8_0 = 0, F16 = 1, IQ2_XXS = 2, Q2_K = 3, Q4_K = 4, MXFP4 = 5, BF16 = 6, F32 = 7 };
+enum Format { Q8_0 = 0, F16 = 1, IQ2_XXS = 2, Q2_K = 3, Q4_K = 4, MXFP4 = 5, BF16 = 6, F32 = 7, Q6_K = 8, FP8 = 9 };
 
 // Where column c of 32 lies among the inputs: c = 8q + 4s + 2h + e → 16s + 8h + 2q + e
 PS_DEVICE constexpr int input_place(int c) { return (c >> 2 & 1) * 16 + (c >> 1 & 1) * 8 + (c >> 3) * 2 + (c & 1); }
@@ -158,6 +158,63 @@ struct Unpack<F32> {
                 const float x = bits_float(w.x) * 64, y = bits_float(w.y) * 64;
                 a[s][r] = to_halves(x, y);
                 if (pass == 1) a[s][r] = to_halves(x - low_half(a[s][r]), y - high_half(a[s][r]));
+            }
+        }
+    }
+};
+
+// As Q8_0, with a scale for sixteen columns: those of lanes t / 2.
+template <>
+struct Unpack<Q6_K> {
+    static constexpr int bytes = 4384, columns = CELL;
+    static constexpr float down = 1.0f / 64;
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
+        const uint4 w = load16(from.cell[0] + i * 512 + lane * 16);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const char* cell = from.cell[PAIRED ? k : 0];
+            const int h = PAIRED ? from.half : k;
+            const uint2 codes = of_half(PAIRED && k ? load16(cell + i * 512 + lane * 16) : w, h);
+            const u32 small = *reinterpret_cast<const u8*>(cell + 4096 + lane / 4 * 32 + h * 16 + 2 * i + lane % 4 / 2) ^ 0x80;  // + 128
+            const u32 d = mul_halves(both_low(*reinterpret_cast<const u16*>(cell + 4352 + lane / 4 * 4 + h * 2)), TWO_64);
+            const u32 scale = mul_halves(sub_halves(both_low(small | 0x6400), TWO_1152), d);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const u32 lifted = (s ? codes.y : codes.x) ^ 0x80808080;
+                a[s][k] = mul_halves(sub_halves(permute(lifted, TWO_1024, 0x5150), TWO_1152), scale);
+                a[s][k + 2] = mul_halves(sub_halves(permute(lifted, TWO_1024, 0x5352), TWO_1152), scale);
+            }
+        }
+    }
+};
+
+// Two e4m3 numbers as halfs, exact.
+PS_DEVICE u32 halves_of_fp8(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 s; cvt.u16.u32 s, %1; cvt.rn.f16x2.e4m3x2 %0, s; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+
+// In the order of F16, 128 columns to an exponent.
+template <>
+struct Unpack<FP8> {
+    static constexpr int bytes = 4128, columns = CELL;
+    static constexpr float down = 1.0f / 64;
+    template <bool PAIRED>
+    static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const char* cell = from.cell[PAIRED ? k : 0];
+            const int h = PAIRED ? from.half : k;
+            const u32 e = *reinterpret_cast<const u8*>(cell + 4096 + lane / 4 * 4 + h * 2 + i / 4);
+            const float power = e > 248 ? INFINITY : bits_float((e + 6) << 23);  // 2^(e − 127) · 64
+            const u32 scale = to_halves(power, power);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const uint2 w = load8(cell + i * 512 + (plain_place(lane) + s) * 8);  // pairs of both rows
+                a[s][k] = mul_halves(halves_of_fp8(h ? w.x >> 16 : w.x & 0xffff), scale);
+                a[s][k + 2] = mul_halves(halves_of_fp8(h ? w.y >> 16 : w.y & 0xffff), scale);
             }
         }
     }
