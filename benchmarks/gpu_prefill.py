@@ -64,7 +64,8 @@ class Chunk:
             return torch.randn(*shape, device="cuda")
 
         self.layer, self.m, self.rows, self.context = layer, m, rows, context
-        self.streams, self.y, self.partial = buffer(rows, 4, HIDDEN), buffer(rows, HIDDEN), partial_sums(rows)
+        self.streams, self.y = buffer(rows, 4, HIDDEN), buffer(rows, HIDDEN)
+        self.partial = partial_sums(rows, HIDDEN, torch.float16)
         self.coefficients, self.norm = torch.rand(rows, 24, device="cuda") * 0.25, torch.rand(HIDDEN, device="cuda") + 0.5
         self.base, self.scale = buffer(24), torch.rand(3, device="cuda")
         self.x, self.x2 = HalfRows.empty(rows, HIDDEN), HalfRows.empty(rows, HIDDEN, 2)

@@ -4,14 +4,16 @@ import ctypes
 
 import torch
 
+from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import FLOAT, INT, VOID, address
 from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
 
 STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
 MAX_HIDDEN = 8192
-_ROWS, _SPLITS, _PARTIAL = 16, 8, 32
-_STAGED = 8 * 2 * 10 * 32 * 16 + 8 * 16 * 25 * 4  # STAGED_BYTES and sums
+_ROWS, _PARTIAL = 16, 32
+_STAGED = 8 * 2 * 10 * 32 * 16 + 8 * 16 * 25 * 4  # STAGED_BYTES and SUM_BYTES
+_PART = 112 << 10  # of the mixing matrix, at most: what is left of a block's shared memory
 
 
 class _LeaveRows(ctypes.Structure):
@@ -24,14 +26,27 @@ class _LeaveRows(ctypes.Structure):
 class _CollapseRows(ctypes.Structure):
     _fields_ = (
         ("streams", VOID), ("partial", VOID), ("base", VOID), ("scale", VOID), ("coefficients", VOID), ("norm", VOID),
-        ("out", HalfRowsArgument), ("rows", INT), ("hidden", INT), ("iterations", INT), ("eps", FLOAT),
+        ("out", HalfRowsArgument), ("rows", INT), ("hidden", INT), ("splits", INT), ("iterations", INT),
+        ("eps", FLOAT),
         ("hc_eps", FLOAT),
     )  # fmt: skip
 
 
-def partial_sums(rows: int) -> torch.Tensor:
-    """Memory between `leave_and_mix` and `collapse`."""
-    return torch.empty(_SPLITS, rows, _PARTIAL, device="cuda")
+def _part(hidden: int, splits: int, size: int) -> int:
+    """Bytes of a split's part of the matrix in shared memory."""
+    channels = -(-(-(-hidden // 16)) // splits) * 16
+    return STREAMS * MIX * (channels * size + 16 * size)
+
+
+def splits(hidden: int, fn: torch.dtype) -> int:
+    """Into how many the channels are divided: a rule of the shape alone, because the order of sums follows from it."""
+    size = torch.empty(0, dtype=fn).element_size()
+    return next(n for n in range(1, 1 << 20) if _part(hidden, n, size) <= _PART)
+
+
+def partial_sums(rows: int, hidden: int, fn: torch.dtype) -> torch.Tensor:
+    """Memory between `leave_and_mix` and `collapse`, with a matrix of this type."""
+    return torch.empty(splits(hidden, fn), rows, _PARTIAL, device="cuda")
 
 
 def leave_and_mix(
@@ -47,8 +62,11 @@ def leave_and_mix(
         address(streams), address(y), address(coefficients), address(fn), address(partial), int(f32), MIX, rows,
         hidden,
     )  # fmt: skip
-    kernel = module("prefill_hyper.cu").kernel(f"leave_and_mix_rows_{'f32' if f32 else 'f16'}", _STAGED)
-    kernel.launch((-(-rows // _ROWS), _SPLITS), 256, (argument,))
+    parts = partial.shape[0] if partial is not None else 8
+    shared = _STAGED + (_part(hidden, parts, fn.element_size()) if fn is not None else 0)
+    kernel = module("prefill_hyper.cu").kernel(f"leave_and_mix_rows_{'f32' if f32 else 'f16'}", shared)
+    blocks = min(-(-rows // _ROWS), max(1, card().multiprocessors // parts))
+    kernel.launch((blocks, parts), 256, (argument,))
 
 
 def collapse(
@@ -61,6 +79,6 @@ def collapse(
         raise ValueError(f"hyper-connections of {hidden} channels, at most {MAX_HIDDEN}")
     argument = _CollapseRows(
         address(streams), address(partial), address(base), address(scale), address(coefficients), address(norm),
-        out.argument(), rows, hidden, iterations, eps, hc_eps,
+        out.argument(), rows, hidden, partial.shape[0], iterations, eps, hc_eps,
     )  # fmt: skip
     module("prefill_hyper.cu").kernel("collapse_rows").launch(rows, 256, (argument,))

@@ -6,7 +6,7 @@
 #include "sinkhorn.cuh"
 #include "wgmma.cuh"
 
-constexpr int ROWS = 16, SPLITS = 8, WARPS = 8, STAGED_BYTES = WARPS * 2 * 10 * WARP * 16;
+constexpr int ROWS = 16, WARPS = 8, STAGED_BYTES = WARPS * 2 * 10 * WARP * 16, SUM_BYTES = WARPS * ROWS * (MIX + 1) * 4;
 
 struct LeaveRows {
     float* streams;             // [rows, 4, hidden]
@@ -40,150 +40,166 @@ PS_DEVICE void load_four(const float* x, int at, int width, float (&v)[4]) {
     }
 }
 
-// grid: (rows / 16, splits); shared memory: stages, sums.  A warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
+// grid: (blocks, splits of the channels); shared memory: stages, sums, the split's part of fn.  A block has its part of the matrix for many
+// sixteens of rows; a warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
 template <bool F32_FN>
 PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
     extern __shared__ __align__(16) char staged[];
     using Sums = float[WARPS][ROWS][MIX + 1];
     Sums& sums = *reinterpret_cast<Sums*>(staged + STAGED_BYTES);
+    char* matrix = staged + STAGED_BYTES + SUM_BYTES;  // [stream][out][channels of the split], padded so that eight outs lie in different banks
+    constexpr int SIZE = F32_FN ? 4 : 2;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int blocks = (p.hidden + 15) / 16, each = (blocks + SPLITS - 1) / SPLITS;
-    const int first = blockIdx.y * each, end = min(first + each, blocks);
+    const int blocks = (p.hidden + 15) / 16, each = (blocks + gridDim.y - 1) / gridDim.y;
+    const int first = blockIdx.y * each, end = min(first + each, blocks), stride = each * 16 * SIZE + 8 * 4 * SIZE / 2;
     let_next_start();
     wait_for_previous();
-    int rows[2];
-    float post[2][STREAMS], comb[2][STREAMS][STREAMS];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows[h] = blockIdx.x * ROWS + g + 8 * h;
-        const float* c = p.coefficients + static_cast<size_t>(min(rows[h], p.rows - 1)) * MIX;
-#pragma unroll
-        for (int j = 0; j < STREAMS; j++) {
-            post[h][j] = p.y ? c[4 + j] : 0;
-#pragma unroll
-            for (int i = 0; i < STREAMS; i++) comb[h][i][j] = p.y ? c[8 + 4 * i + j] : 0;
-        }
-    }
-    // What a lane needs of the next 16 channels is on its way while these are worked on: [two stages][row half][streams, y].
-    char* own = staged + (warp * 2 * 10 * WARP + lane) * 16;
-    auto fetch = [&](int block, int stage) {
-        const int channel = block * 16 + 4 * t;
-#pragma unroll
-        for (int k = 0; k < 10; k++) {
-            const size_t row = min(rows[k / 5], p.rows - 1);
-            const float* from = k % 5 < STREAMS ? p.streams + (row * STREAMS + k % 5) * p.hidden : p.y ? p.y + row * p.hidden : nullptr;
-            char* to = own + (stage * 10 + k) * WARP * 16;
-            if (from && block < end && p.hidden % 4 == 0 && channel < p.hidden) {
-                cp_async16(shared_address(to), from + channel);
-            } else {
-                float v[4] = {0, 0, 0, 0};
-                if (from && block < end) load_four(from, channel, p.hidden, v);
-                *reinterpret_cast<float4*>(to) = {v[0], v[1], v[2], v[3]};
+    if (p.fn) {
+        for (int line = warp; line < STREAMS * MIX; line += WARPS) {  // (stream, out)
+            const size_t from = (static_cast<size_t>(line % MIX) * STREAMS + line / MIX) * p.hidden;
+            for (int c = lane; c < each * 16; c += WARP) {
+                const bool there = line % MIX < p.outs && first * 16 + c < p.hidden;
+                if (F32_FN)
+                    reinterpret_cast<float*>(matrix + line * stride)[c] = there ? static_cast<const float*>(p.fn)[from + first * 16 + c] : 0.0f;
+                else
+                    reinterpret_cast<u16*>(matrix + line * stride)[c] = there ? static_cast<const u16*>(p.fn)[from + first * 16 + c] : u16(0);
             }
         }
-        cp_async_commit();
-    };
-    float acc[3][4] = {}, squares[2] = {0, 0};
-    fetch(first + warp, 0);
-    int stage = 0;
-    for (int block = first + warp; block < end; block += WARPS, stage ^= 1) {
-        fetch(block + WARPS, stage ^ 1);
-        cp_async_wait<1>();
-        const int channel = block * 16 + 4 * t;
-        float v[STREAMS][2][4];  // [stream][row][channel]
+        __syncthreads();
+    }
+    for (int tile = blockIdx.x; tile * ROWS < p.rows; tile += gridDim.x) {
+        int rows[2];
+        float post[2][STREAMS], comb[2][STREAMS][STREAMS];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float* streams = p.streams + static_cast<size_t>(min(rows[h], p.rows - 1)) * STREAMS * p.hidden;
-            float x[STREAMS + 1][4];
+            rows[h] = tile * ROWS + g + 8 * h;
+            const float4* c = reinterpret_cast<const float4*>(p.coefficients + static_cast<size_t>(min(rows[h], p.rows - 1)) * MIX);
+            if (!p.y) continue;
+            const float4 own = c[1];
+            post[h][0] = own.x, post[h][1] = own.y, post[h][2] = own.z, post[h][3] = own.w;
 #pragma unroll
-            for (int i = 0; i <= STREAMS; i++) {
-                const float4 f = *reinterpret_cast<const float4*>(own + (stage * 10 + h * 5 + i) * WARP * 16);
-                x[i][0] = f.x, x[i][1] = f.y, x[i][2] = f.z, x[i][3] = f.w;
+            for (int i = 0; i < STREAMS; i++) {
+                const float4 line = c[2 + i];
+                comb[h][i][0] = line.x, comb[h][i][1] = line.y, comb[h][i][2] = line.z, comb[h][i][3] = line.w;
             }
+        }
+        // What a lane needs of the next 16 channels is on its way while these are worked on: [two stages][row half][streams, y].
+        char* own = staged + (warp * 2 * 10 * WARP + lane) * 16;
+        auto fetch = [&](int block, int stage) {
+            const int channel = block * 16 + 4 * t;
+#pragma unroll
+            for (int k = 0; k < 10; k++) {
+                const size_t row = min(rows[k / 5], p.rows - 1);
+                const float* from = k % 5 < STREAMS ? p.streams + (row * STREAMS + k % 5) * p.hidden : p.y ? p.y + row * p.hidden : nullptr;
+                char* to = own + (stage * 10 + k) * WARP * 16;
+                if (from && block < end && p.hidden % 4 == 0 && channel < p.hidden) {
+                    cp_async16(shared_address(to), from + channel);
+                } else {
+                    float v[4] = {0, 0, 0, 0};
+                    if (from && block < end) load_four(from, channel, p.hidden, v);
+                    *reinterpret_cast<float4*>(to) = {v[0], v[1], v[2], v[3]};
+                }
+            }
+            cp_async_commit();
+        };
+        float acc[3][4] = {}, squares[2] = {0, 0};
+        fetch(first + warp, 0);
+        int stage = 0;
+        for (int block = first + warp; block < end; block += WARPS, stage ^= 1) {
+            fetch(block + WARPS, stage ^ 1);
+            cp_async_wait<1>();
+            const int channel = block * 16 + 4 * t;
+            float v[STREAMS][2][4];  // [stream][row][channel]
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float* streams = p.streams + static_cast<size_t>(min(rows[h], p.rows - 1)) * STREAMS * p.hidden;
+                float x[STREAMS + 1][4];
+#pragma unroll
+                for (int i = 0; i <= STREAMS; i++) {
+                    const float4 f = *reinterpret_cast<const float4*>(own + (stage * 10 + h * 5 + i) * WARP * 16);
+                    x[i][0] = f.x, x[i][1] = f.y, x[i][2] = f.z, x[i][3] = f.w;
+                }
+#pragma unroll
+                for (int j = 0; j < STREAMS; j++) {
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        v[j][h][c] = x[j][c];
+                        if (p.y) {
+                            float sum = post[h][j] * x[STREAMS][c];
+#pragma unroll
+                            for (int i = 0; i < STREAMS; i++) sum = fmaf(comb[h][i][j], x[i][c], sum);
+                            v[j][h][c] = sum;
+                        }
+                        squares[h] = fmaf(v[j][h][c], v[j][h][c], squares[h]);
+                    }
+                    if (p.y && rows[h] < p.rows) {
+                        float* to = streams + static_cast<size_t>(j) * p.hidden + channel;
+                        if (channel + 4 <= p.hidden && p.hidden % 4 == 0) {
+                            *reinterpret_cast<float4*>(to) = {v[j][h][0], v[j][h][1], v[j][h][2], v[j][h][3]};
+                        } else {
+#pragma unroll
+                            for (int c = 0; c < 4; c++)
+                                if (channel + c < p.hidden) to[c] = v[j][h][c];
+                        }
+                    }
+                }
+            }
+            if (!p.fn) continue;
 #pragma unroll
             for (int j = 0; j < STREAMS; j++) {
+                float high[2][4], rest[2][4];  // [which two channels]
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    float sum = post[h][j] * x[STREAMS][c];
+                for (int k = 0; k < 2; k++)
 #pragma unroll
-                    for (int i = 0; i < STREAMS; i++) sum = fmaf(comb[h][i][j], x[i][c], sum);
-                    v[j][h][c] = p.y ? sum : x[j][c];
-                    squares[h] = fmaf(v[j][h][c], v[j][h][c], squares[h]);
-                }
-                if (p.y && rows[h] < p.rows) {
-                    float* to = streams + static_cast<size_t>(j) * p.hidden + channel;
-                    if (channel + 4 <= p.hidden && p.hidden % 4 == 0) {
-                        *reinterpret_cast<float4*>(to) = {v[j][h][0], v[j][h][1], v[j][h][2], v[j][h][3]};
+                    for (int r = 0; r < 4; r++) {
+                        const float x = v[j][r % 2][2 * k + r / 2];
+                        high[k][r] = tf32(x), rest[k][r] = tf32(x - high[k][r]);
+                    }
+#pragma unroll
+                for (int n = 0; n < 3; n++) {
+                    const char* from = matrix + (j * MIX + n * 8 + g) * stride + ((block - first) * 16 + 4 * t) * SIZE;
+                    float fn[4];
+                    if (F32_FN) {
+                        const float4 w = *reinterpret_cast<const float4*>(from);
+                        fn[0] = w.x, fn[1] = w.y, fn[2] = w.z, fn[3] = w.w;
                     } else {
+                        const uint2 w = load8(from);
+                        fn[0] = low_half(w.x), fn[1] = high_half(w.x), fn[2] = low_half(w.y), fn[3] = high_half(w.y);
+                    }
 #pragma unroll
-                        for (int c = 0; c < 4; c++)
-                            if (channel + c < p.hidden) to[c] = v[j][h][c];
+                    for (int k = 0; k < 2; k++) {
+                        const float b0 = F32_FN ? tf32(fn[2 * k]) : fn[2 * k], b1 = F32_FN ? tf32(fn[2 * k + 1]) : fn[2 * k + 1];
+                        mma_tf32(acc[n], high[k], b0, b1);
+                        mma_tf32(acc[n], rest[k], b0, b1);
+                        if (F32_FN) mma_tf32(acc[n], high[k], tf32(fn[2 * k] - b0), tf32(fn[2 * k + 1] - b1));
                     }
                 }
             }
         }
         if (!p.fn) continue;
 #pragma unroll
-        for (int j = 0; j < STREAMS; j++) {
-            float high[2][4], rest[2][4];  // [which two channels]
+        for (int n = 0; n < 3; n++)
 #pragma unroll
-            for (int k = 0; k < 2; k++)
+            for (int r = 0; r < 4; r++) sums[warp][g + r / 2 * 8][n * 8 + 2 * t + r % 2] = acc[n][r];
 #pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    const float x = v[j][r % 2][2 * k + r / 2];
-                    high[k][r] = tf32(x), rest[k][r] = tf32(x - high[k][r]);
-                }
-#pragma unroll
-            for (int n = 0; n < 3; n++) {
-                float fn[4] = {0, 0, 0, 0};
-                const int out = n * 8 + g;
-                if (out < p.outs) {
-                    const size_t at = static_cast<size_t>(out) * STREAMS * p.hidden + static_cast<size_t>(j) * p.hidden;
-                    if (F32_FN) {
-                        load_four(static_cast<const float*>(p.fn) + at, channel, p.hidden, fn);
-                    } else {
-                        const u16* from = static_cast<const u16*>(p.fn) + at + channel;
-                        if (p.hidden % 4 == 0) {
-                            const uint2 w = channel < p.hidden ? load8(from) : uint2{0, 0};
-                            fn[0] = low_half(w.x), fn[1] = high_half(w.x), fn[2] = low_half(w.y), fn[3] = high_half(w.y);
-                        } else {
-#pragma unroll
-                            for (int c = 0; c < 4; c++) fn[c] = channel + c < p.hidden ? half_to_float(from[c]) : 0.0f;
-                        }
-                    }
-                }
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    const float b0 = F32_FN ? tf32(fn[2 * k]) : fn[2 * k], b1 = F32_FN ? tf32(fn[2 * k + 1]) : fn[2 * k + 1];
-                    mma_tf32(acc[n], high[k], b0, b1);
-                    mma_tf32(acc[n], rest[k], b0, b1);
-                    if (F32_FN) mma_tf32(acc[n], high[k], tf32(fn[2 * k] - b0), tf32(fn[2 * k + 1] - b1));
-                }
-            }
+        for (int h = 0; h < 2; h++) {
+            squares[h] += __shfl_xor_sync(ALL, squares[h], 1);
+            squares[h] += __shfl_xor_sync(ALL, squares[h], 2);
+            if (t == 0) sums[warp][g + 8 * h][MIX] = squares[h];
         }
-    }
-    if (!p.fn) return;
+        __syncthreads();
+        for (int i = threadIdx.x; i < ROWS * (MIX + 1); i += blockDim.x) {
+            const int row = tile * ROWS + i / (MIX + 1), k = i % (MIX + 1);
+            float sum = 0;
 #pragma unroll
-    for (int n = 0; n < 3; n++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) sums[warp][g + r / 2 * 8][n * 8 + 2 * t + r % 2] = acc[n][r];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        squares[h] += __shfl_xor_sync(ALL, squares[h], 1);
-        squares[h] += __shfl_xor_sync(ALL, squares[h], 2);
-        if (t == 0) sums[warp][g + 8 * h][MIX] = squares[h];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * (MIX + 1); i += blockDim.x) {
-        const int row = blockIdx.x * ROWS + i / (MIX + 1), k = i % (MIX + 1);
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += sums[w][i / (MIX + 1)][k];
-        if (row < p.rows) p.partial[(static_cast<size_t>(blockIdx.y) * p.rows + row) * PARTIAL + k] = sum;
+            for (int w = 0; w < WARPS; w++) sum += sums[w][i / (MIX + 1)][k];
+            if (row < p.rows) p.partial[(static_cast<size_t>(blockIdx.y) * p.rows + row) * PARTIAL + k] = sum;
+        }
+        __syncthreads();
     }
 }
-extern "C" __global__ void __launch_bounds__(256, 2) leave_and_mix_rows_f16(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false>(p); }
-extern "C" __global__ void __launch_bounds__(256, 2) leave_and_mix_rows_f32(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true>(p); }
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f16(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false>(p); }
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f32(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true>(p); }
 
 struct CollapseRows {
     const float* streams;  // [rows, 4, hidden]
@@ -192,7 +208,7 @@ struct CollapseRows {
     float* coefficients;   // [rows, 24]
     const float* norm;     // [hidden]
     HalfRows out;
-    int rows, hidden, iterations;
+    int rows, hidden, splits, iterations;
     float eps, hc_eps;
 };
 
@@ -212,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(256) collapse_rows(const __grid_con
     if (warp == 0) {
         float mix = 0;
         if (lane <= MIX)
-            for (int s = 0; s < SPLITS; s++) mix += p.partial[(static_cast<size_t>(s) * p.rows + row) * PARTIAL + lane];
+            for (int s = 0; s < p.splits; s++) mix += p.partial[(static_cast<size_t>(s) * p.rows + row) * PARTIAL + lane];
         const float squares = __shfl_sync(ALL, mix, MIX);
         const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
         float own = 0;

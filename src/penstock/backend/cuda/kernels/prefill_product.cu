@@ -101,25 +101,39 @@ struct Stages {
     PS_DEVICE void wait_empty() const { barrier_wait(empty + at, parity ^ 1); }
 };
 
-// Rows of the inputs, 64 columns at a time, swizzled.  Thread f has chunk f % 8 of rows f / 8, f / 8 + 8 ….
+// Rows of the inputs, 64 columns at a time, swizzled.  Thread f has chunk f % 8 of rows f / 8, f / 8 + 8 …; where rows begin is looked up
+// once for a tile.
 struct InputFetcher {
     const Product& p;
     char* memory;
+    u32* table;  // [8][16]: of row 8 i + k at [k][i], in chunks of 16 bytes
     Stages next, done;
     int issued = 0;
 
     PS_DEVICE void run(const Tile& tile) {
-        const int own = threadIdx.x % X_FETCHERS / 8, chunk = threadIdx.x % 8, end = (tile.count + 15) / 16 * 16;
+        const int own = threadIdx.x % X_FETCHERS, k = own / 8, chunk = own % 8;
+        named_barrier(1, X_FETCHERS);  // nobody reads the table of the tile before
+#pragma unroll
+        for (int n = own; n < MAX_N; n += X_FETCHERS) {
+            const int item = tile.first + min(n, tile.count - 1), row = p.gather ? p.gather[item] : item;
+            table[n % 8 * 16 + n / 8] = static_cast<u32>(row) * static_cast<u32>(p.x_stride / 8);
+        }
+        named_barrier(1, X_FETCHERS);
         const u16* x = p.x + static_cast<size_t>(tile.matrix) * p.x_matrix + chunk * 8;
+        const u32 place = swizzled(k, chunk);
         for (int pass = 0; pass < p.passes; pass++) {
-            const u16* plane = x + plane_of(pass) * p.plane;
-            for (int block = 0; block < p.cells * (CELL / BLOCK); block++) {
+            const u16* at = x + plane_of(pass) * p.plane;
+            for (int block = 0; block < p.cells * (CELL / BLOCK); block++, at += BLOCK) {
                 next.wait_empty();
-                const u32 to = shared_address(memory + next.at * X_BYTES);
-#pragma unroll 2
-                for (int n = own; n < end; n += X_FETCHERS / 8) {
-                    const int item = tile.first + min(n, tile.count - 1), row = p.gather ? p.gather[item] : item;
-                    cp_async16(to + swizzled(n, chunk), plane + static_cast<size_t>(row) * p.x_stride + block * BLOCK);
+                const u32 to = shared_address(memory + next.at * X_BYTES) + place;
+#pragma unroll
+                for (int q = 0; q < MAX_N / 32; q++) {
+                    if (32 * q >= tile.count) break;
+                    const uint4 rows = load16(table + k * 16 + 4 * q);
+                    cp_async16(to + (4 * q) * 1024, at + static_cast<size_t>(rows.x) * 8);
+                    cp_async16(to + (4 * q + 1) * 1024, at + static_cast<size_t>(rows.y) * 8);
+                    cp_async16(to + (4 * q + 2) * 1024, at + static_cast<size_t>(rows.z) * 8);
+                    cp_async16(to + (4 * q + 3) * 1024, at + static_cast<size_t>(rows.w) * 8);
                 }
                 cp_async_commit();
                 next.advance();
@@ -297,7 +311,7 @@ PS_DEVICE void by_width(Multiplier& work, const Tile& tile, int2 unit) {
     else work.run<128>(tile, unit);
 }
 
-// Shared memory: barriers 1024, inputs, the grid, weights.
+// Shared memory: barriers 512, the inputs' table 512, inputs, the grid, weights.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_product(const __grid_constant__ Product p) {
     extern __shared__ __align__(1024) char shared[];
     u64* bars = reinterpret_cast<u64*>(shared);
@@ -317,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_product(const _
     if (warp >= WARPS) {
         fewer_registers<32>();
         if (warp < WARPS + X_FETCHERS / WARP) {
-            InputFetcher fetcher = {p, inputs, x, x};
+            InputFetcher fetcher = {p, inputs, reinterpret_cast<u32*>(shared + 512), x, x};
             for (int work = blockIdx.x; work < schedule.count(); work += gridDim.x) fetcher.run(schedule.tile(work));
             fetcher.finish();
         } else if (warp == WARPS + X_FETCHERS / WARP) {
