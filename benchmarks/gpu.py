@@ -103,8 +103,17 @@ def main() -> None:
     cases = options.cases.split(",")
     contexts = [int(c) for c in options.contexts.split(",")]
     begin = time.perf_counter()
-    engine = Engine(path, device=options.device, context=max(contexts) + 4096, sessions=32, draft="off")
-    say("load", seconds=round(time.perf_counter() - begin, 2), vram_planned=engine.plan.total)
+    engine = Engine(
+        path, device=options.device, context=max(contexts) + 4096, sessions=32, draft="off", load=False
+    )
+    say("open", seconds=round(time.perf_counter() - begin, 2), vram_planned=engine.plan.total)
+    begin = time.perf_counter()
+    engine.load()
+    seconds, nbytes = (
+        time.perf_counter() - begin,
+        sum(info.nbytes for info in engine.checkpoint.index.values()),
+    )
+    say("load", seconds=round(seconds, 2), gigabytes_per_second=round(nbytes / seconds / 1e9, 1))
     begin = time.perf_counter()
     engine.session().feed([5, 6, 7])
     say("first step", seconds=round(time.perf_counter() - begin, 2))
