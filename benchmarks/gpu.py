@@ -1,6 +1,6 @@
 """The whole published model on a GPU: loading, decoding at several contexts and with several sessions, prefill.
 
-    python -m benchmarks.gpu --synth /dev/shm/q2.gguf [--layers 43] [--mix q2] [--cases load,decode,rows,prefill]
+    python -m benchmarks.gpu --synth /dev/shm/q2.gguf [--layers 43] [--mix q2] [--cases decode,rows,prefill,profile]
     python -m benchmarks.gpu --model model.gguf
 
 Weights are random, so numbers of tokens count, not what they say.  Decoding is `Engine.generate`, sampling included;
@@ -82,13 +82,34 @@ def prefill(engine: Engine, length: int) -> None:
     say("prefill", tokens=length, tokens_per_second=round(length / seconds), seconds=round(seconds, 3))
 
 
+def profile(engine: Engine, context: int) -> None:
+    """Time by kernel of a decoded token, from the driver's own records."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    session, tokens = aged(engine, context), 8
+    engine._feed([(session, [5])], "kept")
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as records:
+        for _ in range(tokens):
+            engine._feed([(session, [5])], "kept")
+            np.asarray(session.last_logits)[:1]
+    found = sorted(records.key_averages(), key=lambda event: -event.self_device_time_total)
+    for event in found[:16]:
+        say(
+            "kernel",
+            name=event.key[:48],
+            launches=event.count / tokens,
+            ms=round(event.self_device_time_total / tokens / 1e3, 4),
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path)
     parser.add_argument("--synth", type=Path, help="write a synthetic model there first, unless it is there")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--mix", default="q2")
-    parser.add_argument("--cases", default="load,decode,rows,prefill")
+    parser.add_argument("--cases", default="decode,rows,prefill,profile")
     parser.add_argument("--contexts", default="2048,8192,65536")
     parser.add_argument("--counts", default="1,4,8,32")
     parser.add_argument("--prefill", default="2048")
@@ -103,8 +124,17 @@ def main() -> None:
     cases = options.cases.split(",")
     contexts = [int(c) for c in options.contexts.split(",")]
     begin = time.perf_counter()
-    engine = Engine(path, device=options.device, context=max(contexts) + 4096, sessions=32, draft="off")
-    say("load", seconds=round(time.perf_counter() - begin, 2), vram_planned=engine.plan.total)
+    engine = Engine(
+        path, device=options.device, context=max(contexts) + 4096, sessions=32, draft="off", load=False
+    )
+    say("open", seconds=round(time.perf_counter() - begin, 2), vram_planned=engine.plan.total)
+    begin = time.perf_counter()
+    engine.load()
+    seconds, nbytes = (
+        time.perf_counter() - begin,
+        sum(info.nbytes for info in engine.checkpoint.index.values()),
+    )
+    say("load", seconds=round(seconds, 2), gigabytes_per_second=round(nbytes / seconds / 1e9, 1))
     begin = time.perf_counter()
     engine.session().feed([5, 6, 7])
     say("first step", seconds=round(time.perf_counter() - begin, 2))
@@ -114,6 +144,8 @@ def main() -> None:
     if "rows" in cases:
         for count in (int(c) for c in options.counts.split(",")):
             rows(engine, count, 2048, 24)
+    if "profile" in cases:
+        profile(engine, contexts[0])
     if "prefill" in cases:
         for length in (int(p) for p in options.prefill.split(",")):
             prefill(engine, length)

@@ -269,7 +269,7 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
         streams[1], partial, torch.zeros(4, device="cuda"), ones[:1], coefficients, ones, x, 1e-6, 1e-6
     )
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
-    choices, _ = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
+    choices = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
     chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
     sample = SampleRows(choices, torch.empty_like(logits), chosen, rows)
 

@@ -88,7 +88,7 @@ class Allowing:
     """A constraint that allows some tokens."""
 
     def __init__(self, allowed: list[int]):
-        self._allowed = np.array(allowed)
+        self._allowed = np.array(allowed, np.int64)
 
     def mask(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         masked = np.full_like(logits, -np.inf)

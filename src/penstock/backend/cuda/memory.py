@@ -116,6 +116,14 @@ class Reservation:
         size = self._pages.size
         return [page for page in range(start // size, -(-end // size)) if page not in self._present]
 
+    def contiguous(self, start: int, end: int) -> int:
+        """Bytes from `start`, a page's, on that are memory, up to `end`."""
+        size = self._pages.size
+        page, last = start // size, -(-end // size)
+        while page < last and page in self._present:
+            page += 1
+        return min(page * size, end) - start
+
     def commit(self, start: int, end: int) -> None:
         """Bytes [start, end) of it become memory."""
         absent = self._absent(start, end)

@@ -94,9 +94,9 @@ class CudaSampling(Sampling):
         self._host = host
         self._waiting: list[Started] = []
         self._lock = threading.Lock()
-        self._scratch: torch.Tensor | None = None
-        self._results = torch.zeros(MOST * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
-        self._read = torch.zeros(MOST * CHOSEN.itemsize, dtype=torch.uint8).pin_memory()
+        self._given, self._here = _buffers(1 << 16)
+        self._results, self._read = _buffers(MOST * CHOSEN.itemsize)
+        self._launches: dict[tuple[int, int], SampleRows] = {}  # by vocabulary and rows
 
     def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
         row: object = logits
@@ -115,20 +115,39 @@ class CudaSampling(Sampling):
         return started.chosen
 
     def _launch(self, started: list[Started]) -> None:
-        vocabulary = started[0].row.numel()
-        if self._scratch is None or self._scratch.shape[1] != vocabulary:
-            self._scratch = torch.empty(MOST, vocabulary, device="cuda")
-        choices, kept = on_card([(each.row, each.choice) for each in started])
-        SampleRows(choices, self._scratch, self._results, len(started)).launch()
+        """All of it follows the logits on the card: nobody waits before the tokens are back."""
+        choices = [each.choice for each in started]
+        data, edits, masks = pack(choices)
+        size = ctypes.sizeof(_Choice) * len(started)
+        if size + len(data) > len(self._given):
+            self._given, self._here = _buffers(2 * (size + len(data)))
+            self._launches.clear()
+        there = self._given.data_ptr() + size
+        array = (_Choice * len(started))(
+            *(
+                _argument(each, each_row.row.data_ptr(), there + edit, there + mask)
+                for each, each_row, edit, mask in zip(choices, started, edits, masks, strict=True)
+            )
+        )
+        host = self._here.numpy()
+        host[:size] = np.frombuffer(bytes(array), np.uint8)
+        host[size : size + len(data)] = data
+        self._given[: size + len(data)].copy_(self._here[: size + len(data)], non_blocking=True)
+        self._kernel(started[0].row.numel(), len(started)).launch()
         self._read.copy_(self._results, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        found = self._read.numpy().view(CHOSEN)
-        del kept  # edits and masks, which the kernel has read
-        for each, row in zip(started, found[: len(started)], strict=True):
-            token, highest = int(row["token"]), float(row["highest"])
-            total = float(row["total"])
+        found = self._read.numpy()[: MOST * CHOSEN.itemsize].view(CHOSEN)
+        for one, row in zip(started, found[: len(started)], strict=True):
+            token, highest, total = int(row["token"]), float(row["highest"]), float(row["total"])
             norm = highest + math.log(total) if token >= 0 and total > 0 else math.nan
-            each.chosen = Chosen(token, float(row["logit"]) - norm, highest, float(row["best"]))
+            one.chosen = Chosen(token, float(row["logit"]) - norm, highest, float(row["best"]))
+
+    def _kernel(self, vocabulary: int, rows: int) -> SampleRows:
+        key = (vocabulary, rows)
+        if key not in self._launches:
+            scratch = torch.empty(rows, vocabulary, device="cuda")
+            self._launches[key] = SampleRows(self._given, scratch, self._results, rows)
+        return self._launches[key]
 
     # ── one question at a time, of the host's logits ──────────────────────────────────────────────────────
 
@@ -148,44 +167,44 @@ class CudaSampling(Sampling):
         return self._host.best(np.asarray(logits), count)
 
 
-class Packed:
-    """Edits and masks of several choices one behind the other, and where each begins."""
-
-    def __init__(self, data: NDArray[np.uint8], edits: list[int], masks: list[int]):
-        self.data, self.edits, self.masks = data, edits, masks
-
-    def choice(self, number: int, choice: Choice, logits: int, start: int) -> _Choice:
-        count = 0 if choice.edits is None else len(choice.edits.ids)
-        return _Choice(
-            logits, start + self.edits[number], 0 if choice.mask is None else start + self.masks[number],
-            choice.top_p, choice.chance, count, choice.top_k,
-            min(1.0 / choice.temperature, 1e30) if choice.temperature > 0 else 0.0,
-            choice.min_p, choice.repetition_penalty, 0.0,
-        )  # fmt: skip
+def _buffers(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the card, and pinned on the host."""
+    return (
+        torch.zeros(nbytes, dtype=torch.uint8, device="cuda"),
+        torch.zeros(nbytes, dtype=torch.uint8).pin_memory(),
+    )
 
 
-def on_card(rows: list[tuple[torch.Tensor, Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """struct Choice of every row, and what they point to."""
-    packed = pack([choice for _, choice in rows])
-    data, array = torch.from_numpy(packed.data).to("cuda"), (_Choice * len(rows))()
-    for number, (row, choice) in enumerate(rows):
-        array[number] = packed.choice(number, choice, row.data_ptr(), data.data_ptr())
-    return torch.frombuffer(bytearray(bytes(array)), dtype=torch.uint8).to("cuda"), data
+def _argument(choice: Choice, logits: int, edits: int, mask: int) -> _Choice:
+    return _Choice(
+        logits, edits, 0 if choice.mask is None else mask, choice.top_p, choice.chance,
+        0 if choice.edits is None else len(choice.edits.ids), choice.top_k,
+        min(1.0 / choice.temperature, 1e30) if choice.temperature > 0 else 0.0,
+        choice.min_p, choice.repetition_penalty, 0.0,
+    )  # fmt: skip
 
 
-def pack(choices: list[Choice]) -> Packed:
+def on_card(rows: list[tuple[torch.Tensor, Choice]]) -> torch.Tensor:
+    """struct Choice of every row, for choices without edits and masks."""
+    array = (_Choice * len(rows))(*(_argument(choice, row.data_ptr(), 0, 0) for row, choice in rows))
+    return torch.from_numpy(np.frombuffer(bytes(array), np.uint8).copy()).cuda()
+
+
+def pack(choices: list[Choice]) -> tuple[NDArray[np.uint8], list[int], list[int]]:
+    """Edits and masks of all choices one behind the other, and where those of each begin."""
     parts: list[NDArray[np.uint8]] = []
-    at, starts = 0, ([], [])  # type: int, tuple[list[int], list[int]]
+    at = 0
+    starts: tuple[list[int], list[int]] = ([], [])
     for choice in choices:
         edits = np.zeros(0 if choice.edits is None else len(choice.edits.ids), EDIT)
         if choice.edits is not None:
             edits["id"], edits["repeated"] = choice.edits.ids, choice.edits.repeated
             edits["subtract"], edits["add"] = choice.edits.subtract, choice.edits.add
         mask = np.zeros(0, np.uint32) if choice.mask is None else choice.mask
-        for list_, array in zip(starts, (edits, mask), strict=True):
-            raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-            list_.append(at)
-            parts += [raw, np.zeros(-len(raw) % 16, np.uint8)]
-            at += len(raw) + -len(raw) % 16
-    data = np.concatenate([*parts, np.zeros(16, np.uint8)])
-    return Packed(data, *starts)
+        for begins, array in zip(starts, (edits, mask), strict=True):
+            begins.append(at)
+            if array.size:
+                raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+                parts += [raw, np.zeros(-len(raw) % 16, np.uint8)]
+                at += len(raw) + -len(raw) % 16
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8), *starts

@@ -78,6 +78,7 @@ class CudaStates(StatePool):
         self._slots: dict[int, Reservation] = {}
         self._numbers = count()
         self._freed: list[Reservation] = []
+        self._ready: dict[int, int] = {}  # slot → tokens that it has memory for
 
     @property
     def places(self) -> list[RowsAt]:
@@ -103,6 +104,7 @@ class CudaStates(StatePool):
     def free(self, slot: int) -> None:
         """The memory goes back when the card is done with it: whoever calls this may be in the middle of a step."""
         found = self._slots.pop(slot, None)
+        self._ready.pop(slot, None)
         if found is not None:
             self._freed.append(found)
 
@@ -117,14 +119,14 @@ class CudaStates(StatePool):
 
     def ensure(self, slot: int, position: int) -> None:
         """Memory for the rows of the first `position` tokens."""
+        if position <= self._ready.get(slot, -1):
+            return
         found = self._slots[slot]
         stretches = [(0, self.slot_layout.rings)]
         for ratio, (start, width, rows) in self.slot_layout.regions.items():
             stretches.append((start, start + min(rows, position // ratio + 1) * width))
         missing = sum(found.missing(*stretch) for stretch in stretches)
-        if not missing:
-            return
-        if self.limit is not None and self.committed + missing > self.limit:
+        if missing and self.limit is not None and self.committed + missing > self.limit:
             self._reclaim()
             if self.committed + missing > self.limit:
                 raise CudaError(
@@ -133,6 +135,16 @@ class CudaStates(StatePool):
                 )
         for stretch in stretches:
             found.commit(*stretch)
+        # Pages hold more rows than were asked for.
+        self._ready[slot] = max(position, self._covered(found))
+
+    def _covered(self, slot: Reservation) -> int:
+        """Tokens whose rows all have memory."""
+        least = self.layout.context
+        for ratio, (start, width, rows) in self.slot_layout.regions.items():
+            have = slot.contiguous(start, start + rows * width)
+            least = min(least, (have // width - 1) * ratio)
+        return least
 
     # ── rows ──────────────────────────────────────────────────────────────────────────────────────────────
 

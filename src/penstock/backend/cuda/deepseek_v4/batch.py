@@ -5,10 +5,11 @@ and do once more what it does.  Kernels take a few rows at a time, so ops launch
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.backend.base import Vector
 from penstock.backend.cuda.attention import MakeTurns, Places
@@ -70,14 +71,17 @@ class StepMemory:
     def __init__(self, pool: CudaStates, rows: int):
         self.pool, self.rows = pool, rows
         self.workspace = Workspace(rows)
-        size = 16 * rows  # states 8 bytes a row, tokens and positions 4
+        size = 24 * rows  # states and rows that want logits 8 bytes a row, tokens and positions 4
         self._device = torch.zeros(size, dtype=torch.uint8, device="cuda")
         self._pinned = [torch.zeros(size, dtype=torch.uint8).pin_memory() for _ in range(PINNED)]
+        self._parts = [_parts(pinned.numpy(), rows) for pinned in self._pinned]
         self._copied = [torch.cuda.Event() for _ in range(PINNED)]
         self._turn = 0
         self.states = self._device[: 8 * rows].view(torch.int64)
-        self.tokens = self._device[8 * rows : 12 * rows].view(torch.int32)
-        self.positions = self._device[12 * rows :].view(torch.int32)
+        self.wanted = self._device[8 * rows : 16 * rows].view(torch.int64)
+        self.tokens = self._device[16 * rows : 20 * rows].view(torch.int32)
+        self.positions = self._device[20 * rows :].view(torch.int32)
+        self._wanted: tuple[int, ...] = ()  # the rows that are there now
         self._places: dict[int, tuple[Vector, Places]] = {}  # by identity of the frequencies
         self._turns: dict[int, list[MakeTurns]] = {}
 
@@ -103,22 +107,50 @@ class StepMemory:
         live, rows = step.rows, padded(step.rows)
         if rows > self.rows:
             raise ValueError(f"a step of {live} rows, at most {self.rows}")
-        states = np.empty(rows, np.int64)
+        at, host = self._next()
+        states, wanted, tokens, positions = host
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
             self.pool.ensure(slot, int(step.positions[start]) + stop - start)
             states[start:stop] = self.pool.address(slot)
-        states[live:] = states[live - 1]
-        at, self._turn = self._turn, (self._turn + 1) % PINNED
-        self._copied[at].synchronize()  # the card has had it four steps ago
-        host = self._pinned[at].numpy()
-        host[: 8 * self.rows].view(np.int64)[:rows] = states
-        for first, values in ((8, step.tokens), (12, step.positions)):
-            to = host[first * self.rows : (first + 4) * self.rows].view(np.int32)
-            to[:live], to[live:rows] = values, values[live - 1]
+        states[live:rows] = states[live - 1]
+        tokens[:live], tokens[live:rows] = step.tokens, step.tokens[-1]
+        positions[:live], positions[live:rows] = step.positions, step.positions[-1]
+        self._want(wanted, step.logits)
         self._device.copy_(self._pinned[at], non_blocking=True)
         self._copied[at].record()
         return Batch(step, rows, blocks)
+
+    def _next(self) -> tuple[int, list[NDArray[Any]]]:
+        """The next of the buffers on the host, and its parts."""
+        at, self._turn = self._turn, (self._turn + 1) % PINNED
+        self._copied[at].synchronize()  # the card has had it some steps ago
+        return at, self._parts[at]
+
+    def _want(self, to: NDArray[Any], rows: NDArray[np.int64]) -> None:
+        """Rows whose logits are wanted, as far as one launch takes them; those behind the last repeat it."""
+        count = min(len(rows), BUCKETS[-1])
+        if count:
+            to[:count], to[count : padded(count)] = rows[:count], rows[count - 1]
+        self._wanted = tuple(rows[:count].tolist())
+
+    def want(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        """These rows on the card, padded; a step's own are there already."""
+        if tuple(rows.tolist()) != self._wanted:
+            _, (_, wanted, _, _) = self._next()
+            self._want(wanted, rows)
+            self.wanted.copy_(torch.from_numpy(wanted))
+        return self.wanted[: padded(len(rows))]
+
+
+def _parts(host: NDArray[np.uint8], rows: int) -> list[NDArray[Any]]:
+    """States, rows that want logits, tokens, positions"""
+    return [
+        host[: 8 * rows].view(np.int64),
+        host[8 * rows : 16 * rows].view(np.int64),
+        host[16 * rows : 20 * rows].view(np.int32),
+        host[20 * rows :].view(np.int32),
+    ]
 
 
 def run(launches: Sequence[Launch]) -> None:

@@ -14,7 +14,6 @@ from penstock.backend.cuda.deepseek_v4.batch import (
     Batch,
     Launch,
     StepMemory,
-    padded,
     pieces,
     run,
     smaller_pieces,
@@ -74,16 +73,11 @@ class CudaHead(v4.Head):
         return found
 
     def _some(self, streams: torch.Tensor, rows: NDArray[np.int64], matrix: Packed) -> torch.Tensor:
-        count, workspace = padded(len(rows)), self._memory.workspace
-        wanted = workspace.once(
-            ("head rows",), lambda: torch.zeros(self._most, dtype=torch.int64, device="cuda")
-        )
-        index = np.full(count, rows[-1], np.int64)
-        index[: len(rows)] = rows
-        wanted[:count].copy_(torch.from_numpy(index))
+        wanted = self._memory.want(rows)
+        count = len(wanted)
         key = (count, len(streams), streams.data_ptr())
         if key not in self._graphs:
-            self._graphs[key] = Recorded(lambda: self._launch(streams, wanted[:count], matrix))
+            self._graphs[key] = Recorded(lambda: self._launch(streams, wanted, matrix))
         self._graphs[key].run()
         return self._logits(count)
 
