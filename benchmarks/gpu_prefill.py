@@ -36,7 +36,14 @@ from penstock.backend.cuda.prefill_attention import (
 )
 from penstock.backend.cuda.prefill_experts import Groups, run_experts
 from penstock.backend.cuda.prefill_hyper import collapse, leave_and_mix, partial_sums
-from penstock.backend.cuda.prefill_products import HalfRows, make_halves, multiply, multiply_groups, multiply_swiglu
+from penstock.backend.cuda.prefill_products import (
+    HalfRows,
+    make_halves,
+    multiply,
+    multiply_groups,
+    multiply_swiglu,
+)
+from penstock.backend.cuda.weights import Packed
 
 FLOPS = 790e12  # a second, measured with bf16 matrix products on an H200
 LAYERS = {0: 2, 4: 21, 128: 20}  # how many have this ratio
@@ -45,7 +52,7 @@ COUNT, EPS, TOPK, WINDOW = 6, 1e-6, 512, 128
 
 def milliseconds(work: Callable[[], None], repeats: int = 5) -> float:
     work()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -65,8 +72,11 @@ class Chunk:
 
         self.layer, self.m, self.rows, self.context = layer, m, rows, context
         self.streams, self.y = buffer(rows, 4, HIDDEN), buffer(rows, HIDDEN)
-        self.partial = partial_sums(rows, HIDDEN, torch.float16)
-        self.coefficients, self.norm = torch.rand(rows, 24, device="cuda") * 0.25, torch.rand(HIDDEN, device="cuda") + 0.5
+        self.partial = buffer(*partial_sums(rows, HIDDEN, torch.float16))
+        self.coefficients, self.norm = (
+            torch.rand(rows, 24, device="cuda") * 0.25,
+            torch.rand(HIDDEN, device="cuda") + 0.5,
+        )
         self.base, self.scale = buffer(24), torch.rand(3, device="cuda")
         self.x, self.x2 = HalfRows.empty(rows, HIDDEN), HalfRows.empty(rows, HIDDEN, 2)
         self.first = [layer.q_a, layer.kv, *layer.compressor]
@@ -85,7 +95,9 @@ class Chunk:
             keys = RowsAt(frontier.at + frontier.capacity * frontier.apart, 2 * dim, total // m + 1)
             at = keys.at + keys.capacity * keys.apart
             ape, norm = buffer(m, width), torch.ones(dim, device="cuda")
-            self.compressors.append(CompressorState(self.outs[1 + i], self.outs[2 + i], ape, norm, frontier, keys))
+            self.compressors.append(
+                CompressorState(self.outs[1 + i], self.outs[2 + i], ape, norm, frontier, keys)
+            )
         self.memory = buffer(at // 4 + 1).half().repeat(2)[: at // 2 + 1].contiguous()
         where = (self.memory.data_ptr(), self.memory.data_ptr(), context, rows)
         self.places = LongPlaces.of([where], torch.rand(32, device="cuda"))
@@ -108,8 +120,8 @@ class Chunk:
         rows, layer, m = self.rows, self.layer, self.m
         keys = self.seen()
 
-        def products(*matrices: torch.Tensor) -> float:
-            return 2.0 * rows * sum(p.rows * p.columns * p.count * (2 if p.paired else 1) for p in matrices)  # type: ignore[attr-defined]
+        def products(*matrices: Packed) -> float:
+            return 2.0 * rows * sum(p.rows * p.columns * p.count * (2 if p.paired else 1) for p in matrices)
 
         def enter(number: int, x: HalfRows) -> Callable[[], None]:
             def work() -> None:
@@ -161,7 +173,15 @@ class Chunk:
 
         def experts() -> None:
             run_experts(
-                layer.gate_up, layer.down, self.x2, self.groups, 10.0, self.acts, self.terms, self.shared, self.y
+                layer.gate_up,
+                layer.down,
+                self.x2,
+                self.groups,
+                10.0,
+                self.acts,
+                self.terms,
+                self.shared,
+                self.y,
             )
 
         stream_bytes = rows * 4 * HIDDEN * 4.0
@@ -174,7 +194,11 @@ class Chunk:
             "state": (0, 0, state),
             "indexer": (rows * visible * 64 * 128 * 2 if m == 4 else 0, 0, indexer),
             "attention": (rows * HEADS * keys * DIM * 4, 0, attention),
-            "out_a": (products(layer.out_a), 0, lambda: multiply_groups(layer.out_a, self.heads, self.middle)),
+            "out_a": (
+                products(layer.out_a),
+                0,
+                lambda: multiply_groups(layer.out_a, self.heads, self.middle),
+            ),
             "out_b": (products(layer.out_b), 0, out_b),
             "commit": (0, 0, commit),
             "enter experts": (0, 3 * stream_bytes, enter(1, self.x2)),
@@ -232,7 +256,9 @@ def report(layers: dict[int, Layer], rows: int, context: int, parts: bool) -> No
                 )
         del chunk, works
         torch.cuda.empty_cache()
-    print(f"{rows} rows behind {context}: 43 layers {total:.1f} ms, {rows / total * 1e3:,.0f} tok/s", flush=True)
+    print(
+        f"{rows} rows behind {context}: 43 layers {total:.1f} ms, {rows / total * 1e3:,.0f} tok/s", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class Memory:
         self.norm, self.kv_norm = on_card(rng.random(dim) + 0.5), on_card(rng.random(512) + 0.5)
         self.window = RowsAt(0, 1024, 200)
         self.frontier = RowsAt(200 * 1024, 8 * width, 2 * ratio + 7)
-        self.rows = RowsAt(self.frontier.at + self.frontier.capacity * 8 * width, 2 * dim + 32, length // ratio + 1)
+        self.rows = RowsAt(
+            self.frontier.at + self.frontier.capacity * 8 * width, 2 * dim + 32, length // ratio + 1
+        )
         self.size = self.rows.at + self.rows.capacity * self.rows.apart
 
     def run(self, steps: list[int]) -> torch.Tensor:
@@ -170,7 +172,9 @@ def test_attention(kind: str, heads: int) -> None:
     window, compressed = RowsAt(0, 1024, 200), RowsAt(200 * 1024, 1024 + 16, 1100)
     memories, near, far = [], [], []
     for _ in range(3):
-        memory = torch.zeros(compressed.at + compressed.apart * compressed.capacity, dtype=torch.uint8, device="cuda")
+        memory = torch.zeros(
+            compressed.at + compressed.apart * compressed.capacity, dtype=torch.uint8, device="cuda"
+        )
         for place, into in ((window, near), (compressed, far)):
             rows = view(memory, place, 512, torch.float16)
             rows.copy_(torch.from_numpy(rng.standard_normal((place.capacity, 512))))
@@ -187,7 +191,9 @@ def test_attention(kind: str, heads: int) -> None:
     counts = np.minimum(512, (positions + 1) // ratio)
     picks = np.zeros((total, 512), np.int64)
     for row in range(total):
-        picks[row, : counts[row]] = np.sort(rng.choice((positions[row] + 1) // ratio, counts[row], replace=False))
+        picks[row, : counts[row]] = np.sort(
+            rng.choice((positions[row] + 1) // ratio, counts[row], replace=False)
+        )
     device_picks, device_counts = (torch.from_numpy(a.astype(np.int32)).cuda() for a in (picks, counts))
     out = HalfRows.empty(total, heads * 512)
     out.halves.fill_(float("nan"))
@@ -195,7 +201,10 @@ def test_attention(kind: str, heads: int) -> None:
         q, q_scales, fresh, window, where, on_card(sinks), 128, EPS, out, ratio, None if kind == "window" else compressed,
         device_picks if kind == "picked" else None, device_counts if kind == "picked" else None,
     )  # fmt: skip
-    got = out.halves[0].float().cpu().numpy().reshape(total, -1, 32)[:, :, PLACE].reshape(total, heads, 512) * out.scale
+    got = (
+        out.halves[0].float().cpu().numpy().reshape(total, -1, 32)[:, :, PLACE].reshape(total, heads, 512)
+        * out.scale
+    )
     exact_q = q.double().cpu().numpy() * q_scales.double().cpu().numpy()[:, None, None] * HALF_SCALE
     turned = rotated(ref.rms_norm(exact_q, 1.0, EPS), positions.astype(np.float64))
     exact_fresh = fresh.double().cpu().numpy()

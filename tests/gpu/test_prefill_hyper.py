@@ -41,13 +41,22 @@ def mixing(streams: ref.Floats, fn: ref.Floats, base: ref.Floats, scale: ref.Flo
 def test_out_of_one_sublayer_and_into_the_next(hidden: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(hidden)
     rows = 45
-    streams = (rng.standard_normal((rows, 4, hidden)) * np.exp(3 * rng.standard_normal((rows, 1, 1)))).astype(np.float32)
-    y, before = rng.standard_normal((rows, hidden)).astype(np.float32), rng.random((rows, 24)).astype(np.float32)
+    streams = (rng.standard_normal((rows, 4, hidden)) * np.exp(3 * rng.standard_normal((rows, 1, 1)))).astype(
+        np.float32
+    )
+    y, before = (
+        rng.standard_normal((rows, hidden)).astype(np.float32),
+        rng.random((rows, 24)).astype(np.float32),
+    )
     fn = torch.from_numpy(rng.standard_normal((24, 4 * hidden)) * 0.02).to(dtype).cuda()
     base, scale = rng.standard_normal(24).astype(np.float32), rng.random(3).astype(np.float32)
     norm = (rng.random(hidden) + 0.5).astype(np.float32)
     on_card = [torch.from_numpy(a).cuda() for a in (streams, y, before, base, scale, norm)]
-    partial, coefficients, x = partial_sums(rows, hidden, dtype), torch.full((rows, 24), float("nan"), device="cuda"), HalfRows.empty(rows, hidden, 2)
+    partial, coefficients, x = (
+        torch.empty(partial_sums(rows, hidden, dtype), device="cuda"),
+        torch.full((rows, 24), float("nan"), device="cuda"),
+        HalfRows.empty(rows, hidden, 2),
+    )
     leave_and_mix(on_card[0], on_card[1], on_card[2], fn, partial)
     collapse(on_card[0], partial, on_card[3], on_card[4], coefficients, on_card[5], x, EPS, EPS, 20)
     comb = before[:, 8:].astype(np.float64).reshape(rows, 4, 4)
@@ -72,7 +81,7 @@ def test_entering_alone_and_leaving_alone() -> None:
     coefficients = torch.from_numpy(rng.random((rows, 24)).astype(np.float32)).cuda()
     fn = torch.from_numpy(rng.standard_normal((24, 4 * hidden)) * 0.02).half().cuda()
     both, apart = streams.clone(), streams.clone()
-    partials = [partial_sums(rows, hidden, torch.float16) for _ in range(2)]
+    partials = [torch.empty(partial_sums(rows, hidden, torch.float16), device="cuda") for _ in range(2)]
     leave_and_mix(both, y, coefficients, fn, partials[0])
     leave_and_mix(apart, y, coefficients, None, None)
     assert torch.equal(both, apart)

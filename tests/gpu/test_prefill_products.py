@@ -74,7 +74,9 @@ def test_several_matrices_and_a_norm() -> None:
     columns, eps, n = 4096, 1e-6, 50
     x, norm = ref.random_inputs(n, columns, 5), ref.random_inputs(1, columns, 6)[0]
     kinds = [types.Q8_0, types.F16, types.Q8_0, types.BF16]
-    raws = [ref.random_weights(k, rows, columns, rows) for k, rows in zip(kinds, (1024, 512, 48, 64), strict=True)]
+    raws = [
+        ref.random_weights(k, rows, columns, rows) for k, rows in zip(kinds, (1024, 512, 48, 64), strict=True)
+    ]
     matrices = [weights.repack(on_card(r), k, len(r), columns) for r, k in zip(raws, kinds, strict=True)]
     outs = [poisoned(n, len(r)) for r in raws]
     image = HalfRows.empty(n, columns)

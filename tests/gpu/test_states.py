@@ -166,3 +166,25 @@ def test_the_published_models_sessions_are_small() -> None:
     page = 2 << 20
     taken = SlotLayout(layout, page).committed(8192, page)
     assert taken < layout.live_bytes(8192) + (48 << 20)
+
+
+def test_a_long_step_changes_rings_when_it_is_committed() -> None:
+    layout = StateLayout(SERIES, 1024, 8, "f16", 100)
+    pool = CudaStates(layout, HostPages())
+    slot = pool.allocate()
+    rows = np.arange(16 * 8, dtype=np.float16).reshape(16, 8)
+    pool.write(slot, 0, 0, rows)
+    for kept in (False, True):
+        staged = pool.stage(slot)
+        assert pool.stage(slot) == staged == pool.writable(slot) != pool.address(slot)
+        place = pool.places[0]
+        there = torch.frombuffer((ctypes.c_uint8 * 16).from_address(staged + place.at), dtype=torch.float16)
+        assert there.tolist() == rows[0].tolist()  # a copy of what was
+        there.fill_(7)
+        assert np.array_equal(pool.read(slot, 0, 0, 16), rows)  # which nobody sees yet
+        if kept:
+            pool.commit(slot, 16)
+        else:
+            pool.discard(slot)
+        assert pool.writable(slot) == pool.address(slot)
+        assert (pool.read(slot, 0, 0, 1) == 7).all() == kept

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.state import StateLayout, StatePool
+from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -226,10 +227,9 @@ class DeviceBackend(Backend):
 
     # ── before anything is loaded ─────────────────────────────────────────────────────────────────────────
 
-    @property
     @abstractmethod
-    def step_rows(self) -> int:
-        """Most rows of a step."""
+    def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
+        """Most rows of a step of this model, with these experts in a layer."""
 
     @property
     @abstractmethod

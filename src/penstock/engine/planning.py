@@ -82,6 +82,7 @@ def make_engine_plan(
             budget=options.vram_bytes,
             chunk=options.prefill_chunk,
             context=context,
+            kv_dtype=options.kv_dtype,
         )
     staged = state_layout(checkpoint, options, 1).live_bytes(0)
 

@@ -13,6 +13,7 @@ from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 MODE: Final = "vram"
+LEAST_ROWS: Final = 32  # of a step: fewer save nothing
 
 
 def plan_for_device(
@@ -24,6 +25,7 @@ def plan_for_device(
     budget: int | None,
     chunk: int | None,
     context: int | None,
+    kv_dtype: str,
 ) -> tuple[Plan, int]:
     """The plan for a context of so many tokens (None: as long as fits), and how long the context may be.
 
@@ -34,15 +36,19 @@ def plan_for_device(
     config = checkpoint.config
     dense, stored = dense_bytes(checkpoint, backend)
     used = config.experts_used
-    experts = {
-        block: backend.stack_bytes(expert_infos(checkpoint, block), used) for block in block_order(checkpoint)
-    }
-    rows = min(chunk or backend.step_rows, backend.step_rows)
-    fixed = backend.program_bytes + SLACK + work(rows) + dense + sum(experts.values())
+    stacks = {block: expert_infos(checkpoint, block) for block in block_order(checkpoint)}
+    experts = {block: backend.stack_bytes(infos, used) for block, infos in stacks.items()}
+    weights = backend.program_bytes + SLACK + dense + sum(experts.values())
     shortest = context or min(SHORTEST, config.context_length)
-    smallest = fixed + state(shortest)
     free = backend.free_bytes
     room = free if budget is None else budget
+    # As many rows as there is room for beside the shortest context: memory that prompts are read fast with.
+    most = min(backend.step_rows(config, kv_dtype, infos) for infos in stacks.values())
+    rows = min(chunk or most, most)
+    while chunk is None and rows > LEAST_ROWS and weights + work(rows) + state(shortest) > room:
+        rows //= 2
+    fixed = weights + work(rows)
+    smallest = weights + work(min(rows, LEAST_ROWS) if chunk is None else rows) + state(shortest)
     if budget is not None and budget > free:
         raise BudgetError(f"vram is {amount(budget)}, and {amount(free)} of the GPU's memory are free")
     if smallest > room:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend.base import Bytes, DeviceBackend, DeviceExpert, DeviceWeight, ExpertTable, Sampling
+from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
 from penstock.backend.cuda.device import Card, CudaError, card, free_memory, translated
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import (
@@ -22,6 +23,7 @@ from penstock.backend.cuda.placed import (
 from penstock.backend.cuda.sample import CudaSampling
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.state import StateLayout, StatePool
+from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 # The driver's context, kernels, graphs and what torch's allocator rounds up to.
 PROGRAM: Final = 1 << 30
-STEP_ROWS: Final = 32  # of a step, at most
 
 
 class CudaBackend(DeviceBackend):
@@ -98,9 +99,8 @@ class CudaBackend(DeviceBackend):
         assert isinstance(states, CudaStates)
         states.limit = nbytes
 
-    @property
-    def step_rows(self) -> int:
-        return STEP_ROWS
+    def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
+        return LONG_ROWS if takes_long_steps(config, kv_dtype, experts) else STEP_ROWS
 
     @property
     def free_bytes(self) -> int:
@@ -119,9 +119,10 @@ class CudaBackend(DeviceBackend):
 
     def host(self, array: Any) -> NDArray[Any]:
         from penstock.backend.cuda.deepseek_v4.hyper import Streams
+        from penstock.backend.cuda.deepseek_v4.long_steps import LongStreams
 
         with translated("reading from the GPU"):
-            found = array.settle() if isinstance(array, Streams) else array
+            found = array.settle() if isinstance(array, Streams | LongStreams) else array
             copied: NDArray[Any] = found.cpu().numpy()
         return copied
 

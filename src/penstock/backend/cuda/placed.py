@@ -231,6 +231,13 @@ def stack_is_fast(kinds: Sequence[WeightType], hidden: int, width: int, experts:
     )
 
 
+def experts_are_fast(experts: Sequence[Sequence[TensorInfo]], used: int) -> bool:
+    """Whether a layer's experts, each (gate, up, down), lie in cells."""
+    kinds = [_one_kind(list(infos)) for infos in zip(*experts, strict=True)]
+    width, hidden = experts[0][0].shape
+    return stack_is_fast(kinds, hidden, width, len(experts), used)
+
+
 def stack_bytes(experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
     """Memory of a `CudaExpertStack`."""
     parts = [list(infos) for infos in zip(*experts, strict=True)]

@@ -37,13 +37,13 @@ class LongPlaces(Places):
 
     firsts: torch.Tensor  # int32 [rows]: the first row of the row's sequence
     rings: torch.Tensor  # int64 [rows]: where rings are written, as `states`
-    spans: tuple[tuple[int, int, int], ...]  # of every sequence: first row, one behind its last, first position
+    spans: tuple[
+        tuple[int, int, int], ...
+    ]  # of every sequence: first row, one behind its last, first position
     _lists: dict[tuple[str, int], torch.Tensor]
 
     @staticmethod
-    def of(
-        sequences: Sequence[tuple[int, int, int, int]], frequencies: torch.Tensor
-    ) -> "LongPlaces":
+    def of(sequences: Sequence[tuple[int, int, int, int]], frequencies: torch.Tensor) -> "LongPlaces":
         """From (address of the state, address where its rings are written, first position, rows)."""
         counts = torch.tensor([rows for *_, rows in sequences])
 
@@ -82,6 +82,15 @@ class LongPlaces(Places):
     def fours(self) -> torch.Tensor:
         """The first of every four rows of a sequence."""
         return self._some(("fours", 4), lambda a, b, _: range(a, b, _INDEX_ROWS))
+
+    def four_starts(self) -> list[int]:
+        """The same on the host."""
+        return [row for a, b, _ in self.spans for row in range(a, b, _INDEX_ROWS)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, this step's included."""
+        return max(position + b - a for a, b, position in self.spans)
 
     def completing(self, ratio: int) -> torch.Tensor:
         """Rows that complete a window of so many tokens."""
@@ -145,7 +154,9 @@ def _step(places: LongPlaces, states: torch.Tensor, some: torch.Tensor) -> _Step
     return _StepRows(address(places.positions), address(places.firsts), address(states), address(some))
 
 
-def keep_rows(kv: torch.Tensor, norm: torch.Tensor, places: LongPlaces, fresh: torch.Tensor, eps: float) -> None:
+def keep_rows(
+    kv: torch.Tensor, norm: torch.Tensor, places: LongPlaces, fresh: torch.Tensor, eps: float
+) -> None:
     """kv [rows, dim] → the step's own key/value rows, float16 [rows, dim]"""
     rows, dim = kv.shape
     argument = _KeepRows(
@@ -191,17 +202,26 @@ def select_rows(
 ) -> None:  # fmt: skip
     """q [rows, 64, 128], gates [rows, 64] against index rows → picks [rows, count] and their number [rows].
 
-    scores [rows, visible rows at most] is memory to work in."""
+    scores [some rows, visible rows at most] is memory to work in: so many rows are scored at a time."""
     if q.shape[1:] != (INDEX_HEADS, INDEX_DIM):
         raise ValueError(f"the indexer of long steps takes 64 heads of 128 channels, not {list(q.shape)}")
-    argument = _ScoreRows(
-        address(q), address(gates), address(places.positions), address(places.firsts), address(places.states),
-        rows_argument(keys), address(places.fours()), address(places.turns), address(scores), places.rows, places.rope,
-        ratio, scores.stride(0), picks.shape[1],
-    )  # fmt: skip
     kernel = module("prefill_indexer.cu").kernel("score_rows", _INDEXER_BYTES)
-    kernel.launch(len(places.fours()), 512, (argument,))
-    SelectRows(scores, places, picks, counts, ratio).launch()
+    fours, starts = places.fours(), places.four_starts()
+    first, size = 0, scores.stride(0)
+    while first < len(starts):
+        last = first + 1
+        while last < len(starts) and starts[last] + _INDEX_ROWS - starts[first] <= len(scores):
+            last += 1
+        begin, end = starts[first], starts[last] if last < len(starts) else places.rows
+        argument = _ScoreRows(
+            address(q), address(gates), address(places.positions), address(places.firsts), address(places.states),
+            rows_argument(keys), address(fours) + 4 * first, address(places.turns),
+            address(scores) - 4 * size * begin, places.rows, places.rope, ratio, size, picks.shape[1],
+        )  # fmt: skip
+        kernel.launch(last - first, 512, (argument,))
+        some = places.part(begin, end)
+        SelectRows(scores, some, picks[begin:end], counts[begin:end], ratio).launch()
+        first = last
 
 
 def attend(
@@ -214,7 +234,9 @@ def attend(
     q: float16, as `multiply` writes it; q_scales [rows]: the scales of that product's inputs."""
     rows, heads, dim = q.shape
     if dim != DIM or q.dtype != torch.float16:
-        raise ValueError(f"attention of long steps takes heads of 512 halfs, not {list(q.shape)} of {q.dtype}")
+        raise ValueError(
+            f"attention of long steps takes heads of 512 halfs, not {list(q.shape)} of {q.dtype}"
+        )
     keys = _Keys(
         address(fresh), address(picks), address(counts), address(places.positions), address(places.firsts),
         address(places.states), rows_argument(window), rows_argument(compressed), window_length,

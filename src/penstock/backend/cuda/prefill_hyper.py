@@ -44,9 +44,9 @@ def splits(hidden: int, fn: torch.dtype) -> int:
     return next(n for n in range(1, 1 << 20) if _part(hidden, n, size) <= _PART)
 
 
-def partial_sums(rows: int, hidden: int, fn: torch.dtype) -> torch.Tensor:
-    """Memory between `leave_and_mix` and `collapse`, with a matrix of this type."""
-    return torch.empty(splits(hidden, fn), rows, _PARTIAL, device="cuda")
+def partial_sums(rows: int, hidden: int, fn: torch.dtype) -> tuple[int, int, int]:
+    """The shape of what `leave_and_mix` gives to `collapse`, with a matrix of this type."""
+    return splits(hidden, fn), rows, _PARTIAL
 
 
 def leave_and_mix(

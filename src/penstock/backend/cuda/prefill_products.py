@@ -42,7 +42,9 @@ class HalfRowsArgument(ctypes.Structure):
 class HalfRows:
     """Inputs [rows, width] as products of many rows want them; written by `make_halves` and by other kernels."""
 
-    halves: torch.Tensor  # float16 [planes, rows, columns], 32 columns at a time in the order of `input_place`
+    halves: (
+        torch.Tensor
+    )  # float16 [planes, rows, columns], 32 columns at a time in the order of `input_place`
     scales: torch.Tensor | None  # float32 [rows]; None: `scale` for all
     scale: float = 1.0
 
@@ -62,7 +64,11 @@ class HalfRows:
 
     def argument(self) -> HalfRowsArgument:
         return HalfRowsArgument(
-            address(self.halves), address(self.scales), self.halves.stride(0), self.halves.shape[2], self.planes
+            address(self.halves),
+            address(self.scales),
+            self.halves.stride(0),
+            self.halves.shape[2],
+            self.planes,
         )
 
 
@@ -112,7 +118,9 @@ def _kernel(kind: WeightType, paired: bool) -> tuple[Kernel, int]:
     stage = _TILES * LAYOUTS[kind].cell_bytes // _PIECES.get(kind, 1)
     fixed = 1024 + _INPUT_BYTES + (_GRID_BYTES if kind is types.IQ2_XXS else 0)
     stages = min(4, (card().shared_limit - fixed) // stage)
-    source = module("prefill_product.cu", f"-DWEIGHT_FORMAT={LAYOUTS[kind].number}", f"-DGATE_UP={int(paired)}")
+    source = module(
+        "prefill_product.cu", f"-DWEIGHT_FORMAT={LAYOUTS[kind].number}", f"-DGATE_UP={int(paired)}"
+    )
     return source.kernel("prefill_product", fixed + stages * stage), stages
 
 
@@ -200,4 +208,6 @@ def multiply_swiglu(
     )
     planes = x.planes if matrix.kind is types.F32 else 1
     out.scales, out.scale = None, 1 / act_scale(limit)
-    _launch([matrix], [segment], x, planes, items, out.rows, x.halves.shape[2], 0, 1, 0, limit, act_scale(limit))
+    _launch(
+        [matrix], [segment], x, planes, items, out.rows, x.halves.shape[2], 0, 1, 0, limit, act_scale(limit)
+    )

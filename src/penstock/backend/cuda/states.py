@@ -79,6 +79,7 @@ class CudaStates(StatePool):
         self._numbers = count()
         self._freed: list[Reservation] = []
         self._ready: dict[int, int] = {}  # slot → tokens that it has memory for
+        self._staged: dict[int, torch.Tensor] = {}  # slot → its rings as a long step leaves them
 
     @property
     def places(self) -> list[RowsAt]:
@@ -105,6 +106,7 @@ class CudaStates(StatePool):
         """The memory goes back when the card is done with it: whoever calls this may be in the middle of a step."""
         found = self._slots.pop(slot, None)
         self._ready.pop(slot, None)
+        self._staged.pop(slot, None)
         if found is not None:
             self._freed.append(found)
 
@@ -116,6 +118,17 @@ class CudaStates(StatePool):
 
     def address(self, slot: int) -> int:
         return self._slots[slot].address
+
+    def stage(self, slot: int) -> int:
+        """The address of a copy of the rings, which becomes part of the state when the step is committed: for steps
+        that are longer than rings have room for."""
+        if slot not in self._staged:
+            self._staged[slot] = self._pages.view(self.address(slot), self.slot_layout.rings).clone()
+        return self._staged[slot].data_ptr()
+
+    def writable(self, slot: int) -> int:
+        """Where rings are written: their address, or that of their copy while a long step is under way."""
+        return self._staged[slot].data_ptr() if slot in self._staged else self.address(slot)
 
     def ensure(self, slot: int, position: int) -> None:
         """Memory for the rows of the first `position` tokens."""
@@ -148,11 +161,11 @@ class CudaStates(StatePool):
 
     # ── rows ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _rows(self, slot: int, series: int, first: int, last: int) -> torch.Tensor:
-        """uint8 [rows, bytes of a row], a view"""
+    def _rows(self, slot: int, series: int, first: int, last: int, base: int | None = None) -> torch.Tensor:
+        """uint8 [rows, bytes of a row], a view; base: of another place than the slot"""
         place, described = self.places[series], self.layout.series[series]
         width, rows = described.width * described.itemsize, last - first
-        start = self.address(slot) + place.at + first * place.apart
+        start = (self.address(slot) if base is None else base) + place.at + first * place.apart
         whole = self._pages.view(start, (rows - 1) * place.apart + width)
         return whole.as_strided((rows, width), (place.apart, 1))
 
@@ -196,8 +209,10 @@ class CudaStates(StatePool):
 
     def put(self, slot: int, series: int, first: int, rows: torch.Tensor) -> None:
         """Rows of a step, float32 on the card [rows, width], into a ring of floats."""
-        kept = rows[-self.places[series].capacity :]
-        ring, where = self._ring(slot, series, first + len(rows) - len(kept), first + len(rows))
+        capacity = self.places[series].capacity
+        kept = rows[-capacity:]
+        ring = self._rows(slot, series, 0, capacity, self.writable(slot))
+        where = torch.arange(first + len(rows) - len(kept), first + len(rows), device=ring.device) % capacity
         ring[where] = kept.contiguous().view(torch.uint8)
 
     def get(self, slot: int, series: int, row: int) -> torch.Tensor:
@@ -217,10 +232,15 @@ class CudaStates(StatePool):
                     self._pages.view(there, nbytes).copy_(self._pages.view(here, nbytes))
 
     def commit(self, slot: int, position: int) -> None:
-        """Everything is in its place already."""
+        """Everything is in its place already, but for what a long step has staged."""
+        del position  # rings have room for as many rows behind it as a step may take back
+        staged = self._staged.pop(slot, None)
+        if staged is not None:
+            self._pages.view(self.address(slot), len(staged)).copy_(staged)
 
     def discard(self, slot: int) -> None:
         """What the step has written lies where nothing counts."""
+        self._staged.pop(slot, None)
 
     def close(self) -> None:
         """Gives all memory back; the pool cannot be used afterwards."""

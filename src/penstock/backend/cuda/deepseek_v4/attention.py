@@ -14,10 +14,13 @@ from penstock.backend.cuda.attention import (
 )
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
+from penstock.backend.cuda.deepseek_v4.long_attention import Compressing, LongAttention
+from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.inputs import DIGITS, DigitVectors, Image, Input, forms_of
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
+from penstock.backend.cuda.prefill_products import HalfRows
 from penstock.backend.cuda.weights import Packed
 
 
@@ -70,6 +73,10 @@ class CudaAttention(v4.Attention):
         self._places = memory.places(spec.frequencies)
         self._made: dict[tuple[str, int], tuple[int, list[Launch]]] = {}
         self._hidden = self._out_b.rows
+        self._long = LongAttention(
+            spec, self._inputs, self._queries, self._out_a, self._out_b, self._q_norm, self._kv_norm, self._sinks,
+            self._window, [Compressing(c.ape, c.norm, c.frontier, c.rows) for c in self._compressors],
+        )  # fmt: skip
 
     def _check(self, spec: v4.AttentionSpec) -> None:
         group = spec.heads * spec.dim // spec.groups
@@ -86,13 +93,18 @@ class CudaAttention(v4.Attention):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, x: SublayerInput, batch: Batch) -> torch.Tensor:
+    def run(self, x: SublayerInput | HalfRows, batch: Batch) -> torch.Tensor:
+        if isinstance(x, HalfRows):
+            assert isinstance(batch, LongBatch)
+            return self._long.run(x, batch)
         self._launch("run", x)
         return self._out(batch.rows)
 
-    def fill_window(self, x: SublayerInput, batch: Batch) -> None:
-        del batch
-        self._launch("window", x)
+    def fill_window(self, x: SublayerInput | HalfRows, batch: Batch) -> None:
+        if isinstance(x, HalfRows):
+            assert isinstance(batch, LongBatch)
+            return self._long.fill_window(x, batch)
+        return self._launch("window", x)
 
     def _launch(self, what: str, x: SublayerInput) -> None:
         matrices = self._inputs if what == "run" else [self._kv]

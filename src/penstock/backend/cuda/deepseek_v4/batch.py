@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import Vector
 from penstock.backend.cuda.attention import MakeTurns, Places
+from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
 from penstock.backend.cuda.inputs import MAX_ROWS
 from penstock.backend.cuda.memory import Workspace
 from penstock.backend.cuda.placed import vector
@@ -70,7 +71,7 @@ class StepMemory:
 
     def __init__(self, pool: CudaStates, rows: int):
         self.pool, self.rows = pool, rows
-        self.workspace = Workspace(rows)
+        self.workspace, self.long = Workspace(rows), LongMemory(pool)
         size = 24 * rows  # states and rows that want logits 8 bytes a row, tokens and positions 4
         self._device = torch.zeros(size, dtype=torch.uint8, device="cuda")
         self._pinned = [torch.zeros(size, dtype=torch.uint8).pin_memory() for _ in range(PINNED)]
@@ -112,7 +113,7 @@ class StepMemory:
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
             self.pool.ensure(slot, int(step.positions[start]) + stop - start)
-            states[start:stop] = self.pool.address(slot)
+            states[start:stop] = self.pool.writable(slot)
         states[live:rows] = states[live - 1]
         tokens[:live], tokens[live:rows] = step.tokens, step.tokens[-1]
         positions[:live], positions[live:rows] = step.positions, step.positions[-1]

@@ -19,12 +19,14 @@ from penstock.backend.cuda.deepseek_v4.batch import (
     smaller_pieces,
 )
 from penstock.backend.cuda.deepseek_v4.hyper import Mixer, Streams
+from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch, LongStreams
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.device import translated
 from penstock.backend.cuda.inputs import forms_of
 from penstock.backend.cuda.launch import Recorded
 from penstock.backend.cuda.placed import TABLE_KINDS, CudaWeight, vector
 from penstock.backend.cuda.plain import Embed
+from penstock.backend.cuda.prefill_products import HalfRows, make_halves, multiply
 from penstock.backend.cuda.sample import DeviceLogits
 from penstock.backend.cuda.weights import Packed
 
@@ -37,6 +39,10 @@ class CudaEmbedding(v4.Embedding):
 
     def run(self, batch: Batch) -> torch.Tensor:
         rows = batch.rows
+        if isinstance(batch, LongBatch):
+            whole = batch.memory.take("embedded", rows, 1, self._table.columns)
+            Embed(self._table, batch.tokens, whole).launch()
+            return whole[:, 0]
         out = self._memory.workspace.take("embedded", 1, self._table.columns)[:rows]
         if rows not in self._made:
             self._made[rows] = Embed(self._table, self._memory.tokens[:rows], out)
@@ -58,19 +64,33 @@ class CudaHead(v4.Head):
         self._made: dict[int, tuple[int, list[Launch]]] = {}
         self._graphs: dict[tuple[int, int, int], Recorded] = {}
 
-    def run(self, streams: Streams, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
+    def run(
+        self, streams: Streams | LongStreams, rows: NDArray[np.int64], output: Iterable[DeviceWeight]
+    ) -> Logits:
         (weight,) = output
         with translated("logits"):
-            now = streams.settle()
+            now, long = streams.settle(), isinstance(streams, LongStreams)
             matrix = packed(weight)
+
+            def some(part: NDArray[np.int64]) -> torch.Tensor:
+                found = self._of_long(now, part, matrix) if long else self._some(now, part, matrix)
+                return found[: len(part)]
+
             if len(rows) <= self._most:
-                return DeviceLogits(self._some(now, rows, matrix)[: len(rows)]).for_the_engine()
+                return DeviceLogits(some(rows)).for_the_engine()
             found = np.empty((len(rows), self._vocab), np.float32)
             for first in range(0, len(rows), self._most):
                 part = rows[first : first + self._most]
-                logits = self._some(now, part, matrix)
-                found[first : first + len(part)] = logits[: len(part)].cpu().numpy()
+                found[first : first + len(part)] = some(part).cpu().numpy()
         return found
+
+    def _of_long(self, streams: torch.Tensor, rows: NDArray[np.int64], matrix: Packed) -> torch.Tensor:
+        """Rows of a long step are brought together first: its streams have no place of their own."""
+        together = self._memory.workspace.once(
+            ("rows of a long step",), lambda: torch.zeros(self._most, *self._shape, device="cuda")
+        )
+        torch.index_select(streams, 0, torch.from_numpy(rows).cuda(), out=together[: len(rows)])
+        return self._some(together, np.arange(len(rows)), matrix)
 
     def _some(self, streams: torch.Tensor, rows: NDArray[np.int64], matrix: Packed) -> torch.Tensor:
         wanted = self._memory.want(rows)
@@ -120,7 +140,7 @@ class CudaJoin(v4.Join):
         self._projections = [packed(projection) for projection in spec.projections]
         self._norms = vector(spec.embedding_norm), vector(spec.stream_norm)
 
-    def run(self, streams: Streams | torch.Tensor, embedded: torch.Tensor) -> Streams:
+    def run(self, streams: Streams | torch.Tensor, embedded: torch.Tensor) -> Streams | LongStreams:
         n, hidden, eps = self._spec.streams, self._spec.hidden, self._spec.eps
         before = streams.settle() if isinstance(streams, Streams) else streams
         rows = len(before)
@@ -132,6 +152,8 @@ class CudaJoin(v4.Join):
         else:
             out = self._product(1, h.reshape(rows * n, hidden)).view(rows, n, hidden)
             out = out + self._product(0, e)[:, None]
+        if rows > BUCKETS[-1]:
+            return LongStreams(out.contiguous())
         key = ("draft streams", rows)
         workspace = self._memory.workspace
         joined = workspace.once(key, lambda: Streams(workspace, "draft streams", rows, n, hidden))
@@ -141,6 +163,11 @@ class CudaJoin(v4.Join):
     def _product(self, number: int, x: torch.Tensor) -> torch.Tensor:
         matrix, x = self._projections[number], x.contiguous()
         out = torch.empty(len(x), matrix.rows, device="cuda")
+        if len(x) > self._spec.streams * BUCKETS[-1]:
+            halves = HalfRows.empty(len(x), matrix.columns, 2)
+            make_halves(x, halves)
+            multiply([matrix], halves, [out], planes=2)
+            return out
         for a, b in pieces(len(x)):
             Dense([matrix], x[a:b], [out[a:b]], b - a).launch()
         return out

@@ -10,11 +10,14 @@ from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import ExpertLease
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
+from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.experts import Down, GateUp
 from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, address, forms_of, input_bytes
 from penstock.backend.cuda.placed import CudaExpert, CudaExpertStack, CudaWeight, vector
 from penstock.backend.cuda.plain import PlainExperts, Route
+from penstock.backend.cuda.prefill_experts import Groups, run_experts
+from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_swiglu
 from penstock.backend.cuda.routing import Router
 from penstock.weights import types
 
@@ -34,7 +37,7 @@ class CudaRouter(v4.Router):
         self.bias = None if spec.bias is None else vector(spec.bias)
         self.table = None if spec.table is None else torch.from_numpy(spec.table.astype(np.int32)).cuda()
 
-    def run(self, x: SublayerInput, batch: Batch) -> tuple[Routed, None]:
+    def run(self, x: SublayerInput | HalfRows, batch: Batch) -> tuple[Routed, None]:
         del x  # the experts have it too
         return Routed(self, batch), None
 
@@ -48,8 +51,15 @@ class CudaExperts(v4.Experts):
         self._spec, self._shared, self._memory = spec, spec.shared, memory
         self._made: dict[int, tuple[int, list[Launch]]] = {}
 
-    def run(self, x: SublayerInput, ids: Routed, weights: None, lease: ExpertLease) -> torch.Tensor:
+    def run(
+        self, x: SublayerInput | HalfRows, ids: Routed, weights: None, lease: ExpertLease
+    ) -> torch.Tensor:
         del weights  # chosen with the ids
+        if isinstance(x, HalfRows):
+            (stack,) = lease.in_order()
+            assert isinstance(stack, CudaExpertStack)
+            assert isinstance(ids.batch, LongBatch)
+            return self._run_long(x, ids.router, ids.batch, stack)
         rows = x.rows
         if rows not in self._made:
             (stack,) = lease.in_order()
@@ -61,6 +71,28 @@ class CudaExperts(v4.Experts):
             x.images(self._forms(min(size, rows), ids.router, lease), size)
             run(launches)
         return self._memory.workspace.take("experts", self._spec.hidden)[:rows]
+
+    def _run_long(
+        self, x: HalfRows, router: CudaRouter, batch: LongBatch, stack: CudaExpertStack
+    ) -> torch.Tensor:
+        spec, shared, memory, rows = self._spec, self._shared, batch.memory, batch.rows
+        assert stack.gate_up is not None
+        assert stack.down is not None
+        routing, width = router.spec, stack.gate_up.rows
+        logits = memory.take("router logits", rows, router.gate.rows)
+        multiply([router.gate], x, [logits], planes=x.planes)  # choices are discrete: all bits that there are
+        groups = Groups(rows, routing.count, router.gate.rows)
+        tokens = batch.tokens if router.table is not None else None
+        groups.route(logits, routing.scale, router.bias, router.table, tokens, routing.normalize)
+        inner = memory.halves("shared inner", rows, shared.gate_up.rows)
+        multiply_swiglu(shared.gate_up, x, inner, spec.shared_limit)
+        beside = memory.take("shared expert", rows, spec.hidden)
+        multiply([shared.down], inner, [beside])
+        items = rows * routing.count
+        acts, terms = memory.halves("acts", items, width), memory.take("terms", items, spec.hidden)
+        out = memory.take("experts", rows, spec.hidden)
+        run_experts(stack.gate_up, stack.down, x, groups, spec.limit, acts, terms, beside, out)
+        return out
 
     def _forms(self, rows: int, router: CudaRouter, lease: ExpertLease) -> int:
         (stack,) = lease.in_order()

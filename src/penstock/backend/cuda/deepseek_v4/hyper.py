@@ -12,11 +12,13 @@ import torch
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Vector
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, pieces, run
+from penstock.backend.cuda.deepseek_v4.long_steps import LongMixer, LongStreams
 from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, MakeImage, mix_blocks
 from penstock.backend.cuda.inputs import MAX_ROWS, Image
 from penstock.backend.cuda.memory import Workspace
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import LeaveStreams, MixStreams, StoredRows
+from penstock.backend.cuda.prefill_products import HalfRows
 from penstock.weights import types
 
 Images = list[tuple[int, int, Image]]  # rows [first, last) of a step
@@ -71,16 +73,20 @@ class CudaHyper(v4.Hyper):
             False, memory,
         )  # fmt: skip
 
-    def enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
-        return self._mixer.enter(streams)
+    def enter(self, streams: Streams | LongStreams) -> tuple[SublayerInput | HalfRows, torch.Tensor]:
+        return (
+            self._mixer.enter_long(streams)
+            if isinstance(streams, LongStreams)
+            else self._mixer.enter(streams)
+        )
 
     def between(
-        self, y: torch.Tensor, streams: Streams, mix: torch.Tensor
-    ) -> tuple[SublayerInput, torch.Tensor]:
+        self, y: torch.Tensor, streams: Streams | LongStreams, mix: torch.Tensor
+    ) -> tuple[SublayerInput | HalfRows, torch.Tensor]:
         streams.pending = (y, mix)
-        return self._mixer.enter(streams)
+        return self.enter(streams)
 
-    def leave(self, y: torch.Tensor, streams: Streams, mix: torch.Tensor) -> None:
+    def leave(self, y: torch.Tensor, streams: Streams | LongStreams, mix: torch.Tensor) -> None:
         streams.pending = (y, mix)
 
 
@@ -100,11 +106,17 @@ class Mixer:
         self._n, self._hidden, self._iterations, self._head = n, hidden, iterations, head
         self._eps, self._rms_eps = eps, rms_eps
         self._base, self._norm = vector(base), vector(norm)
-        self._workspace, self._fn = memory.workspace, fn
+        self._workspace, self._fn, self._long_memory = memory.workspace, fn, memory.long
         whole = scale.size == 1 or not head
         self._fast = n == 4 and hidden <= 8192 and hidden % 4 == 0 and whole and fn.kind is not types.BF16
         self._scale = vector(scale if self._fast or not head else np.broadcast_to(scale, (n,)))
         self._made: dict[tuple[object, ...], list[Launch]] = {}
+        self._long = LongMixer(self._base, self._scale, self._norm, eps, rms_eps, iterations)
+
+    def enter_long(self, streams: LongStreams) -> tuple[HalfRows, torch.Tensor]:
+        dtypes = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
+        fn = self._fn.data.view(dtypes[self._fn.kind]).view(self._fn.rows, -1)
+        return self._long.enter(streams, fn, self._long_memory)
 
     def enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
         rows = streams.rows

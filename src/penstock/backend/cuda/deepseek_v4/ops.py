@@ -7,13 +7,14 @@ import torch
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Backend, DeviceWeight
-from penstock.backend.cuda.backend import STEP_ROWS, CudaBackend
+from penstock.backend.cuda.backend import CudaBackend
 from penstock.backend.cuda.deepseek_v4.attention import CudaAttention
 from penstock.backend.cuda.deepseek_v4.batch import BUCKETS, Batch, StepMemory
 from penstock.backend.cuda.deepseek_v4.ends import CudaEmbedding, CudaHead, CudaJoin
 from penstock.backend.cuda.deepseek_v4.experts import CudaExperts, CudaRouter
 from penstock.backend.cuda.deepseek_v4.hyper import CudaHyper, Streams
-from penstock.backend.cuda.deepseek_v4.sizes import step_bytes
+from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch, LongStreams
+from penstock.backend.cuda.deepseek_v4.sizes import STEP_ROWS, step_bytes
 from penstock.backend.cuda.device import translated
 from penstock.backend.cuda.launch import Recorded
 from penstock.backend.cuda.states import CudaStates
@@ -45,6 +46,8 @@ class CudaOps(v4.Ops):
     def begin(self, step: Step, blocks: range) -> Batch:
         self._backend.activate()
         with translated("a step"):
+            if step.rows > STEP_ROWS:
+                return LongBatch(step, blocks, self._memory.long)
             return self._memory.begin(step, blocks)
 
     def repeat(self, batch: Batch, work: Callable[[], T]) -> T:
@@ -56,6 +59,12 @@ class CudaOps(v4.Ops):
             return result
 
         with translated("a step"):
+            if isinstance(batch, LongBatch):
+                self._backend.count_step(False)
+                long = work()
+                if isinstance(long, LongStreams):
+                    long.settle()
+                return long
             if batch.rows not in BUCKETS:
                 return whole()
             key = (batch.rows, batch.blocks)
@@ -71,8 +80,12 @@ class CudaOps(v4.Ops):
                 self._ends[key] = found.at
         return found
 
-    def streams(self, x: torch.Tensor, count: int) -> Streams:
+    def streams(self, x: torch.Tensor, count: int) -> Streams | LongStreams:
         rows, hidden = x.shape
+        if rows > STEP_ROWS:
+            whole = self._memory.long.take("streams", rows, count, hidden)
+            whole.copy_(x[:, None].expand(rows, count, hidden))
+            return LongStreams(whole)
         if rows not in self._streams:
             self._streams[rows] = Streams(self._memory.workspace, "streams", rows, count, hidden)
         streams = self._streams[rows]
@@ -105,12 +118,12 @@ class CudaOps(v4.Ops):
 
     # ── a draft block's streams ───────────────────────────────────────────────────────────────────────────
 
-    def keep_streams(self, series: int, streams: Streams, batch: Batch) -> None:
+    def keep_streams(self, series: int, streams: Streams | LongStreams, batch: Batch) -> None:
         flat = streams.settle().reshape(streams.rows, -1)
         for slot, start, count, position in batch.sequences():
             self._pool.put(slot, series, position, flat[start : start + count])
 
-    def previous_streams(self, series: int, streams: Streams, batch: Batch) -> torch.Tensor:
+    def previous_streams(self, series: int, streams: Streams | LongStreams, batch: Batch) -> torch.Tensor:
         now, parts = streams.settle(), list[torch.Tensor]()
         for slot, start, count, position in batch.sequences():
             if position > 0:
