@@ -120,7 +120,7 @@ def test_going_on_after_a_long_step(cuda: Engine) -> None:
         np.stack([np.array(session.feed([token])) for token in tokens[480:]])
         for session in (long, short, fork)
     ]
-    assert np.median(errors(ends[0], ends[1])) < 1e-3
+    assert np.median(errors(ends[0], ends[1])) < 4e-3
     np.testing.assert_array_equal(ends[0], ends[2])
     long.rewind(20)
     again = np.stack([np.array(long.feed([token])) for token in tokens[480:]])

@@ -5,7 +5,8 @@ other memory than that of the sequences: until then the step can fail.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,9 +84,15 @@ class LongPlaces(Places):
         """The first of every four rows of a sequence."""
         return self._some(("fours", 4), lambda a, b, _: range(a, b, _INDEX_ROWS))
 
-    def four_starts(self) -> list[int]:
-        """The same on the host."""
-        return [row for a, b, _ in self.spans for row in range(a, b, _INDEX_ROWS)]
+    def parts(self, most: int) -> Iterator[tuple[int, int, int, int]]:
+        """Stretches of at most so many rows, at least four: first row, one behind the last; the same in fours."""
+        starts = [row for a, b, _ in self.spans for row in range(a, b, _INDEX_ROWS)] if self.rows > most else [0]
+        ends, first = [*starts[1:], self.rows], 0
+        while first < len(starts):
+            last = max(bisect_right(ends, starts[first] + most), first + 1)
+            whole = self.rows <= most
+            yield starts[first], ends[last - 1], first, len(self.fours()) if whole else last
+            first = last
 
     @property
     def longest(self) -> int:
@@ -205,23 +212,15 @@ def select_rows(
     scores [some rows, visible rows at most] is memory to work in: so many rows are scored at a time."""
     if q.shape[1:] != (INDEX_HEADS, INDEX_DIM):
         raise ValueError(f"the indexer of long steps takes 64 heads of 128 channels, not {list(q.shape)}")
-    kernel = module("prefill_indexer.cu").kernel("score_rows", _INDEXER_BYTES)
-    fours, starts = places.fours(), places.four_starts()
-    first, size = 0, scores.stride(0)
-    while first < len(starts):
-        last = first + 1
-        while last < len(starts) and starts[last] + _INDEX_ROWS - starts[first] <= len(scores):
-            last += 1
-        begin, end = starts[first], starts[last] if last < len(starts) else places.rows
+    kernel, size = module("prefill_indexer.cu").kernel("score_rows", _INDEXER_BYTES), scores.stride(0)
+    for begin, end, first, last in places.parts(len(scores)):
         argument = _ScoreRows(
             address(q), address(gates), address(places.positions), address(places.firsts), address(places.states),
-            rows_argument(keys), address(fours) + 4 * first, address(places.turns),
+            rows_argument(keys), address(places.fours()) + 4 * first, address(places.turns),
             address(scores) - 4 * size * begin, places.rows, places.rope, ratio, size, picks.shape[1],
         )  # fmt: skip
         kernel.launch(last - first, 512, (argument,))
-        some = places.part(begin, end)
-        SelectRows(scores, some, picks[begin:end], counts[begin:end], ratio).launch()
-        first = last
+        SelectRows(scores, places.part(begin, end), picks[begin:end], counts[begin:end], ratio).launch()
 
 
 def attend(

@@ -106,6 +106,6 @@ class LongAttention:
         ratio = len(compressor.ape)
         visible = places.longest // ratio + 1
         at_once = max(4, min(rows, SCORE_BYTES // (4 * visible)))
-        scores = memory.take("index scores", at_once + 4, visible)
+        scores = memory.take("index scores", at_once, visible)
         select_rows(q, gates, compressor.rows, places, scores, picks, counts, ratio)
         return picks, counts
