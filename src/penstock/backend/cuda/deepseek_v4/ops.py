@@ -20,7 +20,7 @@ from penstock.backend.cuda.states import CudaStates
 from penstock.backend.state import StatePool, Step
 from penstock.weights.checkpoint import Checkpoint
 
-CUTS: Final = (3, 12)  # blocks before which a graph is cut: a short one is launched sooner than a long one
+CUTS: Final = (2, 8)  # blocks before which a graph is cut: a short one is launched sooner than a long one
 
 T = TypeVar("T")
 
