@@ -57,6 +57,28 @@ def decode(engine: Engine, context: int, tokens: int) -> None:
     say("decode", context=context, tokens_per_second=round(1 / each, 1), ms=round(each * 1e3, 3))
 
 
+def card_alone(engine: Engine, context: int) -> None:
+    """The graphs of a decoded token one after the other, with nothing of the host in between."""
+    import torch
+
+    session = aged(engine, context)
+    for _ in range(3):
+        engine._feed([(session, [5])], "kept")
+    model: Any = engine.runner.model
+    graphs = [g for (count, _), g in model.ops._graphs.items() if count == 1]
+    graphs += [g for (count, *_), g in model.head._graphs.items() if count == 1]
+    times = []
+    for _ in range(20):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for graph in graphs:
+            graph.run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    say("card alone", context=context, ms=round(statistics.median(times), 3))
+
+
 def rows(engine: Engine, count: int, context: int, steps: int) -> None:
     sessions = [aged(engine, context + i) for i in range(count)]
     times = []
@@ -141,6 +163,7 @@ def main() -> None:
     if "decode" in cases:
         for context in contexts:
             decode(engine, context, options.tokens)
+            card_alone(engine, context)
     if "rows" in cases:
         for count in (int(c) for c in options.counts.split(",")):
             rows(engine, count, 2048, 24)

@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from penstock import Engine
+from penstock.engine import planning
 from penstock.engine.sampling import Sampling
-from penstock.errors import PenstockError
+from penstock.engine.scheduler import Scheduler
+from penstock.errors import OptionError, PenstockError
 from penstock.pocket import pocket_path
+from tests.engine.clients import Client, alone, finish
 
 Logits = NDArray[np.float32]
 PROMPTS = ("What is 17 + 25?", "Name three colours.", "Write a haiku about rain.", "Count from one to ten.")
@@ -111,8 +114,8 @@ def test_the_answer_does_not_depend_on_what_shares_a_step(cuda: Engine, count: i
         found = engine.feed(work) if together else [engine.feed([one])[0] for one in work]
         return [logits for logits in found if logits is not None]
 
-    for alone, beside in zip(last(cuda, False), last(cuda, True), strict=True):
-        np.testing.assert_array_equal(alone, beside)
+    for one, beside in zip(last(cuda, False), last(cuda, True), strict=True):
+        np.testing.assert_array_equal(one, beside)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 13])
@@ -205,3 +208,46 @@ def test_the_draft_block() -> None:
     assert error < 1e-3
     assert kl < 1e-5
     assert same == 1
+
+
+def test_requests_together_get_the_answers_they_get_alone(cuda: Engine) -> None:
+    clients = [
+        Client(ids(9 + 11 * n, seed=n), 5 + n, temperature=n % 2, seed=n, top_p=0.9, repetition_penalty=1.1)
+        for n in range(6)
+    ]
+    scheduler = Scheduler(cuda, parallel=5)
+    for client in clients:
+        scheduler.submit(client.request)
+    finish(scheduler)
+    for client in clients:
+        assert client.failure is None
+        assert client.tokens == alone(cuda, client)
+
+
+def test_scores_are_the_cpus(cpu: Engine, cuda: Engine) -> None:
+    found = []
+    for engine in (cuda, cpu):
+        client, scheduler = Client(ids(50), 0, score=2), Scheduler(engine)
+        scheduler.submit(client.request)
+        finish(scheduler)
+        found.append([step.logprob for step in client.scores])
+    np.testing.assert_allclose(found[0], found[1], atol=0.02)
+
+
+def test_auto_takes_the_card_if_the_model_is_worth_it_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_pocket("auto") as small:
+        assert small.backend.name == "cpu"
+    monkeypatch.setattr(planning, "WORTH_A_GPU", 0)
+    with open_pocket("auto") as engine:
+        assert engine.backend.name == "cuda"
+    with pytest.raises(OptionError, match="but the model runs on the CPU: this model needs"):
+        open_pocket("auto", vram="64MiB")
+
+
+def test_what_is_used_is_what_was_planned(cuda: Engine) -> None:
+    """By the driver's own count, without what other programs have."""
+    session = cuda.session()
+    session.feed(ids(100))
+    free, total = torch.cuda.mem_get_info()
+    assert torch.cuda.memory_reserved() + cuda.stats()["device"]["session_bytes"] <= cuda.plan.total
+    assert cuda.stats()["device"]["used_bytes"] == pytest.approx(total - free, rel=0.05)

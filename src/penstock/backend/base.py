@@ -202,8 +202,27 @@ class Backend(ABC):
         """The ops of that architecture; called with this backend and the sequences' memory."""
 
 
+class DeviceSpeeds(NamedTuple):
+    """Bytes per second, measured."""
+
+    memory: float  # reading the device's own
+    from_host: float  # copying to it
+
+
 class DeviceBackend(Backend):
     """A device with memory of its own, to which all weights are copied."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The device in a few words."""
+
+    @abstractmethod
+    def speeds(self) -> DeviceSpeeds: ...
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """The device's name, its memory as its driver counts it, and how steps were launched."""
 
     @abstractmethod
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> ExpertStack:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from penstock.backend.base import DeviceBackend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.frontiers import fit_frontiers, parse_frontiers
 from penstock.bench.plot import draw, short
@@ -54,8 +55,11 @@ def bench_command(
     engine = open_engine(model, given(max_rewind=max(64, decode)))
     frontiers, note = fit_frontiers(frontiers, engine.context, decode)
     notes = [note] if note else []
-    bandwidth = read_bandwidth(engine.options.thread_count)
-    if sum(weight_bytes(engine.checkpoint).values()) < cache_bytes():
+    device = engine.backend if isinstance(engine.backend, DeviceBackend) else None
+    bandwidth = device.speeds().memory if device else read_bandwidth(engine.options.thread_count)
+    if device is not None:
+        notes.append(f"on {device.description}; parts are the host's time, while the GPU works on its own")
+    elif sum(weight_bytes(engine.checkpoint).values()) < cache_bytes():
         notes.append("what a token reads fits the CPU's cache, so it may be faster than memory allows")
     trials, interrupted = _measure(engine, frontiers, decode, repeat)
     if not trials:

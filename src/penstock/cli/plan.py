@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.backend.base import DeviceBackend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.cli import options
 from penstock.cli.inspect import size
@@ -21,7 +23,12 @@ from penstock.storage.plan import SLACK, Plan
 from penstock.storage.policies import POLICIES
 from penstock.storage.replay import replay
 from penstock.storage.trace import read_trace
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.layout import Role
 from penstock.weights.opening import open_checkpoint
+from penstock.weights.summary import roles
+
+NOTABLE = 1.1  # of what a type takes in the file
 
 
 @options.with_flags
@@ -46,7 +53,9 @@ def plan_command(
     backend = choose_backend(checkpoint, chosen)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     speeds: dict[str, Any] = {
-        "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),
+        "memory_bandwidth": backend.speeds().memory
+        if isinstance(backend, DeviceBackend)
+        else read_bandwidth(chosen.thread_count, rounds=2),
         "disk_bandwidth": _disk_speed(checkpoint.files[0].path, measure),
     }
     hit_rate = plan.hit_rate()
@@ -66,9 +75,30 @@ def plan_command(
     console.print(_places(plan, tokens))
     for line in _expectation(plan, report, trace is not None):
         console.print(line)
+    if isinstance(backend, DeviceBackend):
+        console.print(f"on {backend.description}: all of this is the GPU's memory")
+        for line in _encoded_anew(checkpoint, backend):
+            console.print(line)
+        return
     room = read_memory().room
     if plan.total > room:
         console.print(f"[yellow]only {size(room)} are free now[/]")
+
+
+def _encoded_anew(checkpoint: Checkpoint, backend: DeviceBackend) -> list[str]:
+    """Types that a device stores otherwise than the file does, and what that costs."""
+    stored: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for name, role in roles(checkpoint).items():
+        info = checkpoint.index[name]
+        if len(info.shape) == 2 and role is not Role.HASH_TABLE and role is not Role.ROUTED:
+            stored[info.kind.name] += info.total_bytes
+            there[info.kind.name] += backend.weight_bytes(info)
+    return [
+        f"{kind}: {size(stored[kind])} in the file, {size(there[kind])} there"
+        for kind in sorted(stored)
+        if there[kind] > stored[kind] * NOTABLE
+    ]
 
 
 def _disk_speed(path: Path, again: bool) -> float:

@@ -139,7 +139,10 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """What the weights' storage has done since they were loaded: hits, misses, bytes, waits."""
         runner = self._runner
-        return {"mode": "parked"} if runner is None else runner.storage.stats()
+        found: dict[str, Any] = {"mode": "parked"} if runner is None else runner.storage.stats()
+        if isinstance(self.backend, DeviceBackend):
+            found["device"] = self.backend.stats()
+        return found
 
     def expert_map(self) -> ExpertMap | None:
         """Which experts are in memory, and how much each was used lately; None while no weights are in memory.
@@ -184,6 +187,9 @@ class Engine:
     @cached_property
     def _state_range(self) -> tuple[int, int]:
         """Bytes of an empty session and of a full one."""
+        if isinstance(self.backend, DeviceBackend):
+            device, layout = self.backend, self.layout
+            return device.state_bytes(layout, 0), device.state_bytes(layout, self.context)
         return self.layout.live_bytes(0), self.layout.live_bytes(self.context)
 
     @cached_property

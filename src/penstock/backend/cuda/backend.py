@@ -8,9 +8,17 @@ from weakref import WeakSet
 import torch
 from numpy.typing import NDArray
 
-from penstock.backend.base import Bytes, DeviceBackend, DeviceExpert, DeviceWeight, ExpertTable, Sampling
+from penstock.backend.base import (
+    Bytes,
+    DeviceBackend,
+    DeviceExpert,
+    DeviceSpeeds,
+    DeviceWeight,
+    ExpertTable,
+    Sampling,
+)
 from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
-from penstock.backend.cuda.device import Card, CudaError, card, free_memory, translated
+from penstock.backend.cuda.device import Card, CudaError, card, free_memory, measure, translated
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import (
     CudaExpert,
@@ -23,6 +31,7 @@ from penstock.backend.cuda.placed import (
 from penstock.backend.cuda.sample import CudaSampling
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.state import StateLayout, StatePool
+from penstock.machine.gpu import read_gpu_memory
 from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
@@ -59,6 +68,27 @@ class CudaBackend(DeviceBackend):
 
     def count_step(self, recorded: bool) -> None:
         self.steps["repeated" if recorded else "launched"] += 1
+
+    @property
+    def description(self) -> str:
+        major, minor = self.card.capability
+        return f"{self.card.name}, {self.card.memory / 2**30:.0f} GiB, compute capability {major}.{minor}"
+
+    def speeds(self) -> DeviceSpeeds:
+        self.activate()
+        with translated("measuring the GPU"):
+            return DeviceSpeeds(*measure())
+
+    def stats(self) -> dict[str, Any]:
+        counted = read_gpu_memory(self.index)
+        return {
+            "name": self.card.name,
+            "memory_bytes": self.card.memory if counted is None else counted.total,
+            "used_bytes": None if counted is None else counted.total - counted.free,
+            "session_bytes": sum(pool.committed for pool in self._pools),
+            "steps_repeated": self.steps["repeated"],
+            "steps_launched": self.steps["launched"],
+        }
 
     def weight(self, info: TensorInfo) -> CudaWeight:
         self.activate()

@@ -1,6 +1,6 @@
 """The card at hand: what it is, what is free on it, and errors of its driver as ours."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -45,6 +45,30 @@ def card() -> Card:
 def free_memory() -> int:
     """Bytes that the driver has to give."""
     return torch.cuda.mem_get_info()[0]
+
+
+def measure() -> tuple[float, float]:
+    """Bytes per second of reading the card's memory, and of copying to it from pinned memory."""
+    size, host = 2 << 30, 256 << 20
+    x = torch.zeros(size // 4, dtype=torch.int32, device="cuda")
+    pinned = torch.zeros(host, dtype=torch.uint8).pin_memory()
+    there = torch.zeros(host, dtype=torch.uint8, device="cuda")
+    read = _fastest(lambda: x.max())
+    copied = _fastest(lambda: there.copy_(pinned, non_blocking=True))
+    return size / read, host / copied
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds on the card, the best of a few."""
+    times = []
+    for _ in range(4):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(float(start.elapsed_time(end)) / 1e3)
+    return min(times)
 
 
 def driver() -> Any:

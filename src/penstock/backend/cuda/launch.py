@@ -109,12 +109,47 @@ class Kernel:
         check(cuda.cuLaunchKernelEx(config, self._ready(), ctypes.addressof(addresses), 0), what)
 
 
-def capture(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """`work` as a graph.  It must have been run before, so that everything it needs is compiled and loaded."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
+class _Recording:
+    """The launches of a thread, on their way into graphs."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    def begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        self.graphs[-1].capture_begin(capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        self.graphs[-1].capture_end()
+
+
+_recordings: list[_Recording] = []  # the one that is under way
+
+
+def cut() -> None:
+    """Where work that is being recorded may be cut in two: to launch a long graph takes the host a while, and the
+    card has the short one before it to do meanwhile."""
+    for recording in _recordings:
+        recording.end()
+        recording.begin()
+
+
+def capture(work: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
+    """`work` as graphs, to be launched one after the other.  It must have been run before, so that everything it
+    needs is compiled and loaded."""
+    torch.cuda.synchronize()
+    recording = _Recording()
+    _recordings.append(recording)
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            recording.begin()
+            try:
+                work()
+            finally:
+                recording.end()
+    finally:
+        _recordings.remove(recording)
+    return recording.graphs
 
 
 class Recorded:
@@ -122,23 +157,24 @@ class Recorded:
 
     def __init__(self, work: Callable[[], Any]):
         self._work: Callable[[], Any] | None = work
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._result: Any = None
         self._ran = False
 
     @property
     def recorded(self) -> bool:
-        return self._graph is not None
+        return bool(self._graphs)
 
     def run(self) -> Any:
         """What `work` returned.  Where it lies is the same every time."""
-        if self._graph is None and not self._ran:
+        if not self._ran:
             assert self._work is not None
             self._result, self._ran = self._work(), True
             return self._result
-        if self._graph is None:
+        if not self._graphs:
             assert self._work is not None
-            self._graph = capture(self._work)
+            self._graphs = capture(self._work)
             self._work = None
-        self._graph.replay()
+        for graph in self._graphs:
+            graph.replay()
         return self._result

@@ -18,6 +18,7 @@ from penstock.backend.cuda.deepseek_v4.long_attention import Compressing, LongAt
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.inputs import DIGITS, DigitVectors, Image, Input, forms_of
+from penstock.backend.cuda.launch import cut
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
 from penstock.backend.cuda.prefill_products import HalfRows
@@ -44,7 +45,9 @@ class CudaAttention(v4.Attention):
     """Seven launches for every eight rows: projections of the input, queries, what is kept, selection, attention in
     two, and the output in two."""
 
-    def __init__(self, spec: v4.AttentionSpec, state: v4.AttentionState, memory: StepMemory):
+    def __init__(self, spec: v4.AttentionSpec, state: v4.AttentionState, memory: StepMemory, cuts: bool):
+        """cuts: a graph of the step is cut before this block"""
+        self._cuts = cuts
         self._spec, self._memory, pool = spec, memory, memory.pool
         compressor, indexer = spec.compressor, spec.indexer
         self._check(spec)
@@ -97,6 +100,8 @@ class CudaAttention(v4.Attention):
         if isinstance(x, HalfRows):
             assert isinstance(batch, LongBatch)
             return self._long.run(x, batch)
+        if self._cuts:
+            cut()
         self._launch("run", x)
         return self._out(batch.rows)
 

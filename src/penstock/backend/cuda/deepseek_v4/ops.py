@@ -1,7 +1,7 @@
 """How a step begins, is recorded and repeated, and the makers of its ops."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ from penstock.backend.cuda.states import CudaStates
 from penstock.backend.state import StatePool, Step
 from penstock.weights.checkpoint import Checkpoint
 
+CUTS: Final = (2, 8)  # blocks before which a graph is cut: a short one is launched sooner than a long one
+
 T = TypeVar("T")
 
 
@@ -33,6 +35,7 @@ class CudaOps(v4.Ops):
         self._memory = StepMemory(pool, STEP_ROWS)
         self._streams: dict[int, Streams] = {}
         self._shape = (0, 0)  # of streams
+        self._blocks = 0
         self._graphs: dict[tuple[int, range], Recorded] = {}
         self._ends: dict[tuple[int, range], int] = {}  # in which buffer the streams are in the end
 
@@ -102,7 +105,8 @@ class CudaOps(v4.Ops):
         return CudaHyper(spec, self._memory)
 
     def attention(self, spec: v4.AttentionSpec, state: v4.AttentionState) -> CudaAttention:
-        return CudaAttention(spec, state, self._memory)
+        self._blocks += 1
+        return CudaAttention(spec, state, self._memory, self._blocks in CUTS)
 
     def router(self, spec: v4.RouterSpec) -> CudaRouter:
         return CudaRouter(spec, self._memory)
