@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_prefill [--rows 512,2048,8192] [--context 0,65536] [--parts]
 
-A chunk of so many rows that follows so many tokens goes through one layer of every kind; the time of 43 layers is made of
-2 sliding ones, 21 with an indexer and 20 with long windows.  `parts`: every kind of kernel alone, with its operations,
+A chunk of so many rows that follows so many tokens goes through one layer of every kind; the time of 43 layers is that
+of 2 sliding ones, 21 with an indexer and 20 with long windows.  `parts`: every kind of kernel alone, with operations,
 bytes and share of what an H200 reaches (790 TFLOP/s, 4.54 TB/s).
 """
 
@@ -150,7 +150,8 @@ class Chunk:
 
         def attention() -> None:
             attend(
-                self.q[0].view(rows, HEADS, DIM), self.rank_scales(), self.fresh, self.window, self.places, self.sinks, WINDOW, EPS,
+                self.q[0].view(rows, HEADS, DIM), self.rank_scales(), self.fresh, self.window, self.places,
+                self.sinks, WINDOW, EPS,
                 self.heads, m, self.compressors[0].rows if m else None, self.picks, self.counts,
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Long steps of a narrow model with the published heads: against the CPU, against short steps, and however they are cut."""
+"""Long steps of a narrow model with the published heads: against the CPU, short steps, and however they are cut."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -174,15 +174,17 @@ def test_attention(kind: str, heads: int) -> None:
     rng = np.random.default_rng(4)
     ratio = 128 if kind == "all" else 4
     window, compressed = RowsAt(0, 1024, 200), RowsAt(200 * 1024, 1024 + 16, 1100)
-    memories, near, far = [], [], []
+    memories: list[torch.Tensor] = []
+    near: list[ref.Floats] = []
+    far: list[ref.Floats] = []
     for _ in range(3):
         memory = torch.zeros(
             compressed.at + compressed.apart * compressed.capacity, dtype=torch.uint8, device="cuda"
         )
         for place, into in ((window, near), (compressed, far)):
-            rows = view(memory, place, 512, torch.float16)
-            rows.copy_(torch.from_numpy(rng.standard_normal((place.capacity, 512))))
-            into.append(rows.double().cpu().numpy())
+            some_rows = view(memory, place, 512, torch.float16)
+            some_rows.copy_(torch.from_numpy(rng.standard_normal((place.capacity, 512))))
+            into.append(some_rows.double().cpu().numpy())
         memories.append(memory)
     sequences = [(memories[0], 0, 150), (memories[1], 3000, 37), (memories[2], 100, 64)]
     where = places(sequences)
@@ -201,10 +203,15 @@ def test_attention(kind: str, heads: int) -> None:
     device_picks, device_counts = (torch.from_numpy(a.astype(np.int32)).cuda() for a in (picks, counts))
     out = HalfRows.empty(total, heads * 512)
     out.halves.fill_(float("nan"))
-    attend(
-        q, q_scales, fresh, window, where, on_card(sinks), 128, EPS, out, ratio, None if kind == "window" else compressed,
-        device_picks if kind == "picked" else None, device_counts if kind == "picked" else None,
-    )  # fmt: skip
+
+    def run(part: slice, where: LongPlaces, out: HalfRows) -> None:
+        chosen = [t[part].contiguous() if kind == "picked" else None for t in (device_picks, device_counts)]
+        attend(
+            q[part].contiguous(), q_scales[part].contiguous(), fresh[part].contiguous(), window, where,
+            on_card(sinks), 128, EPS, out, ratio, None if kind == "window" else compressed, *chosen,
+        )  # fmt: skip
+
+    run(slice(0, total), where, out)
     got = (
         out.halves[0].float().cpu().numpy().reshape(total, -1, 32)[:, :, PLACE].reshape(total, heads, 512)
         * out.scale
@@ -217,7 +224,7 @@ def test_attention(kind: str, heads: int) -> None:
         for row in range(first, first + rows):
             at = positions[row]
             seen = np.arange(max(0, at - 127), at + 1)
-            keys = np.where(
+            keys: ref.Floats = np.where(
                 (seen >= position)[:, None], exact_fresh[np.clip(first + seen - position, 0, total - 1)],
                 near[number][seen % 200],
             )  # fmt: skip
@@ -234,10 +241,5 @@ def test_attention(kind: str, heads: int) -> None:
     # A row's attention does not depend on its neighbours.
     alone = HalfRows.empty(10, heads * 512)
     part = slice(150, 160)
-    attend(
-        q[part].contiguous(), q_scales[part].contiguous(), fresh[part].contiguous(), window, places([(memories[1], 3000, 10)]), on_card(sinks), 128,
-        EPS, alone, ratio, None if kind == "window" else compressed,
-        device_picks[part].contiguous() if kind == "picked" else None,
-        device_counts[part].contiguous() if kind == "picked" else None,
-    )  # fmt: skip
+    run(part, places([(memories[1], 3000, 10)]), alone)
     assert torch.equal(alone.halves[0], out.halves[0, part])

@@ -18,7 +18,8 @@ def floats(x: HalfRows, width: int) -> ref.Floats:
     assert x.scales is not None
     planes = x.halves.double().cpu().numpy()
     whole: ref.Floats = planes.sum(axis=0).reshape(x.rows, -1, 32)[:, :, PLACE].reshape(x.rows, -1)
-    return whole[:, :width] * x.scales.double().cpu().numpy()[:, None]
+    out: ref.Floats = whole[:, :width] * x.scales.double().cpu().numpy()[:, None]
+    return out
 
 
 def mixing(streams: ref.Floats, fn: ref.Floats, base: ref.Floats, scale: ref.Floats) -> ref.Floats:

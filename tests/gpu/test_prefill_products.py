@@ -24,7 +24,7 @@ HALVES, WHOLE = 1e-3, 3e-5
 
 
 def halves(x: np.ndarray, planes: int = 1) -> HalfRows:
-    out = HalfRows.empty(*x.shape, planes)
+    out = HalfRows.empty(x.shape[0], x.shape[1], planes)
     make_halves(on_card(x), out)
     return out
 

@@ -57,11 +57,14 @@ class FakeStack(ExpertStack):
 class FakeDevice(DeviceBackend):
     """Copies are made only when somebody waits for them, as late as a device may."""
 
-    name, description, program_bytes, step_rows, free_bytes = "fake", "a device", 1 << 20, 32, 1 << 40
+    name, description, program_bytes, free_bytes = "fake", "a device", 1 << 20, 1 << 40
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Bytes, Bytes]] = []
-        self.staged = 0
+        self.staged, self.most_rows = 0, 32
+
+    def step_rows(self, *_: object) -> int:
+        return self.most_rows
 
     def copy(self, raw: Bytes, to: Bytes) -> None:
         self.waiting.append((raw.reshape(-1), to))
@@ -157,9 +160,22 @@ def test_every_byte_gets_to_its_place(
     assert backend.staged <= device.BUFFERS * (buffer + largest + (1 << 20))
 
 
-def plan(pocket: Checkpoint, **options: Any) -> tuple[Any, int]:
-    chosen: dict[str, Any] = {"budget": None, "chunk": None, "context": None, **options}
-    return plan_for_device(pocket, FakeDevice(), lambda n: 1000 * n, lambda rows: 10_000 * rows, **chosen)
+def plan(pocket: Checkpoint, rows: int = 32, **options: Any) -> tuple[Any, int]:
+    chosen: dict[str, Any] = {"budget": None, "chunk": None, "context": None, "kv_dtype": "f16", **options}
+    backend = FakeDevice()
+    backend.most_rows = rows
+    return plan_for_device(pocket, backend, lambda n: 1000 * n, lambda rows: 10_000 * rows, **chosen)
+
+
+def test_steps_are_as_long_as_memory_allows(pocket: Checkpoint) -> None:
+    whole, _ = plan(pocket, 8192, context=2048)
+    assert whole.chunk == 8192
+    for rows in (4096, 512, 32):
+        budget = whole.total - 10_000 * (8192 - rows)
+        found, _ = plan(pocket, 8192, context=2048, budget=budget)
+        assert found.chunk == rows
+        assert found.smallest <= budget
+    assert plan(pocket, 8192, context=2048, chunk=100)[0].chunk == 100
 
 
 def test_a_plan_counts_everything(pocket: Checkpoint) -> None:

@@ -1,4 +1,4 @@
-"""State and attention of a long step, as calls of kernels/prefill_state.cu, prefill_indexer.cu and prefill_attention.cu.
+"""State and attention of a long step, as calls of kernels/prefill_state.cu, _indexer.cu and _attention.cu.
 
 What the step's tokens leave in rings of recent rows is written last (`commit_window`, `commit_frontier`), perhaps to
 other memory than that of the sequences: until then the step can fail.
@@ -86,7 +86,9 @@ class LongPlaces(Places):
 
     def parts(self, most: int) -> Iterator[tuple[int, int, int, int]]:
         """Stretches of at most so many rows, at least four: first row, one behind the last; the same in fours."""
-        starts = [row for a, b, _ in self.spans for row in range(a, b, _INDEX_ROWS)] if self.rows > most else [0]
+        starts = (
+            [row for a, b, _ in self.spans for row in range(a, b, _INDEX_ROWS)] if self.rows > most else [0]
+        )
         ends, first = [*starts[1:], self.rows], 0
         while first < len(starts):
             last = max(bisect_right(ends, starts[first] + most), first + 1)
@@ -122,8 +124,8 @@ class _StepRows(ctypes.Structure):
 class _PoolRows(ctypes.Structure):
     _fields_ = (
         ("step", _StepRows), ("values", VOID), ("scores", VOID), ("ape", VOID), ("norm", VOID), ("frequencies", VOID),
-        ("frontier", RowsArgument), ("out", RowsArgument), ("width", INT), ("dim", INT), ("rope", INT), ("ratio", INT),
-        ("kind", INT), ("eps", FLOAT),
+        ("frontier", RowsArgument), ("out", RowsArgument), ("width", INT), ("dim", INT), ("rope", INT),
+        ("ratio", INT), ("kind", INT), ("eps", FLOAT),
     )  # fmt: skip
 
 
@@ -144,16 +146,16 @@ class _ScoreRows(ctypes.Structure):
 
 class _Keys(ctypes.Structure):
     _fields_ = (
-        ("fresh", VOID), ("picks", VOID), ("pick_counts", VOID), ("positions", VOID), ("firsts", VOID), ("states", VOID),
-        ("window", RowsArgument), ("compressed", RowsArgument), ("window_length", INT), ("ratio", INT),
-        ("pick_stride", INT),
+        ("fresh", VOID), ("picks", VOID), ("pick_counts", VOID), ("positions", VOID), ("firsts", VOID),
+        ("states", VOID), ("window", RowsArgument), ("compressed", RowsArgument), ("window_length", INT),
+        ("ratio", INT), ("pick_stride", INT),
     )  # fmt: skip
 
 
 class _AttendRows(ctypes.Structure):
     _fields_ = (
-        ("q", VOID), ("q_scales", VOID), ("keys", _Keys), ("turns", VOID), ("sinks", VOID), ("out", VOID), ("heads", INT), ("rows", INT),
-        ("rope", INT), ("eps", FLOAT), ("q_up", FLOAT),
+        ("q", VOID), ("q_scales", VOID), ("keys", _Keys), ("turns", VOID), ("sinks", VOID), ("out", VOID),
+        ("heads", INT), ("rows", INT), ("rope", INT), ("eps", FLOAT), ("q_up", FLOAT),
     )  # fmt: skip
 
 
@@ -225,8 +227,8 @@ def select_rows(
 
 def attend(
     q: torch.Tensor, q_scales: torch.Tensor, fresh: torch.Tensor, window: RowsAt, places: LongPlaces,
-    sinks: torch.Tensor, window_length: int, eps: float, out: HalfRows, ratio: int = 0, compressed: RowsAt | None = None, picks: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
+    sinks: torch.Tensor, window_length: int, eps: float, out: HalfRows, ratio: int = 0,
+    compressed: RowsAt | None = None, picks: torch.Tensor | None = None, counts: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512].
 

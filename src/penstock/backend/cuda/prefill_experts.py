@@ -1,4 +1,4 @@
-"""Routing of many rows, and their experts: rows are sorted by expert, and every expert is read once for all of them."""
+"""Routing of many rows, and their experts: rows are sorted by expert, which is read once for all of them."""
 
 import ctypes
 from dataclasses import dataclass, field

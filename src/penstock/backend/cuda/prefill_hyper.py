@@ -34,12 +34,12 @@ class _CollapseRows(ctypes.Structure):
 
 def _part(hidden: int, splits: int, size: int) -> int:
     """Bytes of a split's part of the matrix in shared memory."""
-    channels = -(-(-(-hidden // 16)) // splits) * 16
-    return STREAMS * MIX * (channels * size + 16 * size)
+    blocks = (hidden + 15) // 16  # of sixteen channels
+    return STREAMS * MIX * (-(-blocks // splits) + 1) * 16 * size
 
 
 def splits(hidden: int, fn: torch.dtype) -> int:
-    """Into how many the channels are divided: a rule of the shape alone, because the order of sums follows from it."""
+    """Into how many the channels are divided: by the shape alone, because the order of sums follows from it."""
     size = torch.empty(0, dtype=fn).element_size()
     return next(n for n in range(1, 1 << 20) if _part(hidden, n, size) <= _PART)
 
@@ -53,8 +53,8 @@ def leave_and_mix(
     streams: torch.Tensor, y: torch.Tensor | None, coefficients: torch.Tensor | None, fn: torch.Tensor | None,
     partial: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """streams [rows, 4, hidden], in place: y [rows, hidden] leaves its sublayer with the coefficients [rows, 24] of the
-    streams before it; then the first half of the mix with fn [24, 4 · hidden], float16 or float32.  Either may be
+    """streams [rows, 4, hidden], in place: y [rows, hidden] leaves its sublayer with the coefficients [rows, 24] of
+    the streams before it; then the first half of the mix with fn [24, 4 · hidden], float16 or float32.  Either may be
     missing."""
     rows, _, hidden = streams.shape
     f32 = fn is not None and fn.dtype == torch.float32

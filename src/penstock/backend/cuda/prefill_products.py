@@ -95,7 +95,8 @@ class _Segment(ctypes.Structure):
 class _Product(ctypes.Structure):
     _fields_ = (
         ("segments", _Segment * MAX_SEGMENTS), ("x", VOID), ("scales", VOID), ("gather", VOID), ("tiles", VOID),
-        ("tile_count", VOID), ("factors", VOID), ("grid", VOID), ("plane", LONG), ("x_stride", INT), ("x_matrix", INT),
+        ("tile_count", VOID), ("factors", VOID), ("grid", VOID), ("plane", LONG), ("x_stride", INT),
+        ("x_matrix", INT),
         ("scale_stride", INT), ("scale_matrix", INT), ("count", INT), ("matrices", INT), ("cells", INT),
         ("passes", INT), ("items", INT), ("each", INT), ("stages", INT), ("x_scale", FLOAT), ("limit", FLOAT),
         ("act_up", FLOAT),
@@ -184,7 +185,7 @@ def multiply(
 
 
 def multiply_groups(matrix: Packed, x: HalfRows, out: torch.Tensor) -> None:
-    """Group g of the columns with matrix g: x [rows · groups, …] or [rows, groups · …] → out [rows, groups · rows of one]"""
+    """Group g of the columns with matrix g: x [rows · groups, …] or [rows, groups · …] → out [rows, groups · …]"""
     groups, rows = matrix.count, len(out)
     columns = x.halves.shape[2]
     own = columns if x.rows == rows * groups else columns // groups  # a group's columns

@@ -36,7 +36,7 @@ class Compressing:
 
 @dataclass
 class LongAttention:
-    """inputs: q_a, kv, values and scores of the compressors, gates of the indexer; queries: q_b, and the indexer's."""
+    """inputs: q_a, kv, the compressors' values and scores, the indexer's gates; queries: q_b, and the indexer's."""
 
     spec: v4.AttentionSpec
     inputs: Sequence[Packed]
