@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_prefill [--rows 512,2048,8192] [--context 0,65536] [--parts]
 
-A chunk of so many rows that follows so many tokens goes through one layer of every kind; the time of 43 layers is that
-of 2 sliding ones, 21 with an indexer and 20 with long windows.  `parts`: every kind of kernel alone, with operations,
-bytes and share of what an H200 reaches (790 TFLOP/s, 4.54 TB/s).
+A chunk of so many rows that follows so many tokens goes through one layer of every kind; the time of 43 layers is
+that of 2 sliding ones, 21 with an indexer and 20 with long windows.  `parts`: each kind of kernel alone, with its
+operations, bytes and share of what an H200 reaches (790 TFLOP/s, 4.54 TB/s).
 """
 
 import argparse
