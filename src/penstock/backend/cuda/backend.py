@@ -28,6 +28,7 @@ from penstock.backend.cuda.placed import (
     packed_kind,
     stack_bytes,
 )
+from penstock.backend.cuda.prefill_products import prepare
 from penstock.backend.cuda.sample import CudaSampling
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.state import StateLayout, StatePool
@@ -59,6 +60,7 @@ class CudaBackend(DeviceBackend):
             raise CudaError(
                 f"{self.card.name} has compute capability {major}.{minor}; the kernels need 9.0 (Hopper) or later"
             )
+        self.long_steps = False  # what `step_rows` found last
         self.steps = {"repeated": 0, "launched": 0}
         self._pools: WeakSet[CudaStates] = WeakSet()
 
@@ -107,7 +109,10 @@ class CudaBackend(DeviceBackend):
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> CudaExpertStack:
         self.activate()
         with translated("experts"):
-            return CudaExpertStack(experts, used)
+            stack = CudaExpertStack(experts, used)
+        if self.long_steps:
+            prepare((m.kind, m.paired) for m in (stack.gate_up, stack.down) if m is not None)
+        return stack
 
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
         return stack_bytes(experts, used)
@@ -130,7 +135,9 @@ class CudaBackend(DeviceBackend):
         states.limit = nbytes
 
     def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
-        return LONG_ROWS if takes_long_steps(config, kv_dtype, experts) else STEP_ROWS
+        # The tensor cores of later cards have other instructions.
+        self.long_steps = self.card.capability == (9, 0) and takes_long_steps(config, kv_dtype, experts)
+        return LONG_ROWS if self.long_steps else STEP_ROWS
 
     @property
     def free_bytes(self) -> int:

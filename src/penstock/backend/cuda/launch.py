@@ -71,6 +71,12 @@ def module(source: str, *options: str) -> Module:
     return Module(source, *options)
 
 
+@cache
+def kernel(source: str, name: str, shared: int = 0) -> "Kernel":
+    """For launches that are not kept: looked up once."""
+    return module(source).kernel(name, shared)
+
+
 class Kernel:
     """A function on the device, with so many bytes of dynamic shared memory to each block."""
 

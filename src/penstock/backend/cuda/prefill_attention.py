@@ -23,7 +23,7 @@ from penstock.backend.cuda.attention import (
 )
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import FLOAT, INT, VOID, address
-from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.launch import kernel
 from penstock.backend.cuda.prefill_products import HALF_SCALE, HalfRows
 
 DIM, INDEX_DIM, INDEX_HEADS, _INDEX_ROWS = 512, 128, 64, 4
@@ -171,7 +171,7 @@ def keep_rows(
     argument = _KeepRows(
         address(kv), address(norm), address(places.turns), address(fresh), dim, places.rope, rows, eps
     )
-    module("prefill_state.cu").kernel("keep_rows").launch(-(-rows // 8), 256, (argument,))
+    kernel("prefill_state.cu", "keep_rows").launch(-(-rows // 8), 256, (argument,))
 
 
 def pool_rows(compressor: CompressorState, places: LongPlaces, eps: float, kind: str = "f16") -> None:
@@ -186,14 +186,14 @@ def pool_rows(compressor: CompressorState, places: LongPlaces, eps: float, kind:
         rows_argument(compressor.frontier), rows_argument(compressor.rows), width, dim, places.rope, ratio,
         ROW_KINDS[kind], eps,
     )  # fmt: skip
-    module("prefill_state.cu").kernel("pool_rows", 4 * dim).launch(len(rows), 512, (argument,))
+    kernel("prefill_state.cu", "pool_rows", 4 * dim).launch(len(rows), 512, (argument,))
 
 
 def commit_window(fresh: torch.Tensor, window: RowsAt, places: LongPlaces) -> None:
     rows = places.last(window.capacity)
     step = _step(places, places.rings, rows)
     argument = _CommitRows(step, address(fresh), 0, 0, 0, rows_argument(window), fresh.shape[1], 0)
-    module("prefill_state.cu").kernel("commit_rows").launch(len(rows), 256, (argument,))
+    kernel("prefill_state.cu", "commit_rows").launch(len(rows), 256, (argument,))
 
 
 def commit_frontier(compressor: CompressorState, places: LongPlaces) -> None:
@@ -202,7 +202,7 @@ def commit_frontier(compressor: CompressorState, places: LongPlaces) -> None:
         _step(places, places.rings, rows), 0, address(compressor.values), address(compressor.scores),
         address(compressor.ape), rows_argument(compressor.frontier), width, ratio,
     )  # fmt: skip
-    module("prefill_state.cu").kernel("commit_rows").launch(len(rows), 256, (argument,))
+    kernel("prefill_state.cu", "commit_rows").launch(len(rows), 256, (argument,))
 
 
 def select_rows(
@@ -214,14 +214,14 @@ def select_rows(
     scores [some rows, visible rows at most] is memory to work in: so many rows are scored at a time."""
     if q.shape[1:] != (INDEX_HEADS, INDEX_DIM):
         raise ValueError(f"the indexer of long steps takes 64 heads of 128 channels, not {list(q.shape)}")
-    kernel, size = module("prefill_indexer.cu").kernel("score_rows", _INDEXER_BYTES), scores.stride(0)
+    score, size = kernel("prefill_indexer.cu", "score_rows", _INDEXER_BYTES), scores.stride(0)
     for begin, end, first, last in places.parts(len(scores)):
         argument = _ScoreRows(
             address(q), address(gates), address(places.positions), address(places.firsts), address(places.states),
             rows_argument(keys), address(places.fours()) + 4 * first, address(places.turns),
             address(scores) - 4 * size * begin, places.rows, places.rope, ratio, size, picks.shape[1],
         )  # fmt: skip
-        kernel.launch(last - first, 512, (argument,))
+        score.launch(last - first, 512, (argument,))
         SelectRows(scores, places.part(begin, end), picks[begin:end], counts[begin:end], ratio).launch()
 
 
@@ -248,5 +248,5 @@ def attend(
         address(q), address(q_scales), keys, address(places.turns), address(sinks), address(out.halves), heads, rows,
         places.rope, eps, HALF_SCALE,
     )  # fmt: skip
-    kernel = module("prefill_attention.cu").kernel("attend_rows", _ATTENTION_BYTES)
-    kernel.launch(min(card().multiprocessors, rows * -(-heads // 64)), 384, (argument,))
+    found = kernel("prefill_attention.cu", "attend_rows", _ATTENTION_BYTES)
+    found.launch(min(card().multiprocessors, rows * -(-heads // 64)), 384, (argument,))

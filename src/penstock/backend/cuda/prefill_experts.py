@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.backend.cuda.inputs import INT, VOID, address
-from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.launch import kernel
 from penstock.backend.cuda.prefill_products import MOST, HalfRows, Items, multiply, multiply_swiglu
 from penstock.backend.cuda.routing import RoutingArgument
 from penstock.backend.cuda.weights import Packed
@@ -64,10 +64,9 @@ class Groups:
             address(items.factors), address(self.places), address(items.tiles), address(items.tile_count),
             self.rows, MOST,
         )  # fmt: skip
-        kernels = module("prefill_rows.cu")
-        kernels.kernel("route_rows").launch(-(-self.rows // 8), 256, (argument,))
-        kernels.kernel("count_experts").launch(self.experts, 1024, (argument,))
-        kernels.kernel("group_rows").launch(self.experts, 1024, (argument,))
+        kernel("prefill_rows.cu", "route_rows").launch(-(-self.rows // 8), 256, (argument,))
+        for name in ("count_experts", "group_rows"):
+            kernel("prefill_rows.cu", name).launch(self.experts, 1024, (argument,))
 
 
 def run_experts(
@@ -84,4 +83,4 @@ def run_experts(
     argument = _Combine(
         address(terms), address(shared), address(groups.places), address(out), groups.count, out.shape[1]
     )
-    module("prefill_rows.cu").kernel("combine_rows").launch(len(out), 256, (argument,))
+    kernel("prefill_rows.cu", "combine_rows").launch(len(out), 256, (argument,))

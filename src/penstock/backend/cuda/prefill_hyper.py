@@ -6,7 +6,7 @@ import torch
 
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import FLOAT, INT, VOID, address
-from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.launch import kernel
 from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
 
 STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
@@ -64,9 +64,9 @@ def leave_and_mix(
     )  # fmt: skip
     parts = partial.shape[0] if partial is not None else 8
     shared = _STAGED + (_part(hidden, parts, fn.element_size()) if fn is not None else 0)
-    kernel = module("prefill_hyper.cu").kernel(f"leave_and_mix_rows_{'f32' if f32 else 'f16'}", shared)
+    found = kernel("prefill_hyper.cu", f"leave_and_mix_rows_{'f32' if f32 else 'f16'}", shared)
     blocks = min(-(-rows // _ROWS), max(1, card().multiprocessors // parts))
-    kernel.launch((blocks, parts), 256, (argument,))
+    found.launch((blocks, parts), 256, (argument,))
 
 
 def collapse(
@@ -81,4 +81,4 @@ def collapse(
         address(streams), address(partial), address(base), address(scale), address(coefficients), address(norm),
         out.argument(), rows, hidden, partial.shape[0], iterations, eps, hc_eps,
     )  # fmt: skip
-    module("prefill_hyper.cu").kernel("collapse_rows").launch(rows, 256, (argument,))
+    kernel("prefill_hyper.cu", "collapse_rows").launch(rows, 256, (argument,))

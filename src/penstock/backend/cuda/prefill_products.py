@@ -9,7 +9,7 @@ leaves over.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import floor, inf, log2
@@ -18,7 +18,7 @@ import torch
 
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import FLOAT, INT, LONG, VOID, address
-from penstock.backend.cuda.launch import Kernel, module
+from penstock.backend.cuda.launch import Kernel, kernel, module
 from penstock.backend.cuda.layouts import CELL, LAYOUTS
 from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
@@ -82,7 +82,7 @@ def make_halves(x: torch.Tensor, out: HalfRows, norm: torch.Tensor | None = None
     """x [rows, width], normed if there is a norm → out"""
     rows, width = x.shape
     argument = _MakeHalves(address(x), address(norm), out.argument(), x.stride(0), width, eps)
-    module("prefill_rows.cu").kernel("make_halves").launch(rows, 256, (argument,))
+    kernel("prefill_rows.cu", "make_halves").launch(rows, 256, (argument,))
 
 
 class _Segment(ctypes.Structure):
@@ -125,6 +125,12 @@ def _kernel(kind: WeightType, paired: bool) -> tuple[Kernel, int]:
     return source.kernel("prefill_product", fixed + stages * stage), stages
 
 
+def prepare(kinds: Iterable[tuple[WeightType, bool]]) -> None:
+    """Begins to compile the products for these formats, paired or not: it takes some seconds."""
+    for kind, paired in kinds:
+        _kernel(kind, paired)
+
+
 def _passes(kind: WeightType, planes: int) -> int:
     """Floats are two planes of weights: their first with both planes of inputs, their second with the first."""
     return planes + 1 if kind is types.F32 else planes
@@ -145,7 +151,7 @@ def _launch(
         raise ValueError("matrices of one launch have one format and the same columns")
     if first.cells * CELL > x.halves.shape[2] or planes > x.planes:
         raise ValueError(f"{first.columns} columns in {planes} planes, of inputs {list(x.halves.shape)}")
-    kernel, stages = _kernel(first.kind, first.paired)
+    product, stages = _kernel(first.kind, first.paired)
     share = _TILES // 2 if first.paired else _TILES  # tiles to a block
     units = sum(-(-m.tiles // share) for m in matrices)
     each = _width(units * first.count, rows)
@@ -158,7 +164,7 @@ def _launch(
         x.halves.stride(0), x_stride, x_matrix, scale_stride, scale_matrix, len(segments), first.count, first.cells,
         _passes(first.kind, planes), rows, each, stages, x.scale, limit, act_up,
     )  # fmt: skip
-    kernel.launch(min(card().multiprocessors, work), _THREADS, (argument,))
+    product.launch(min(card().multiprocessors, work), _THREADS, (argument,))
 
 
 def _plain(m: Packed, out: torch.Tensor, apart: int = 0) -> _Segment:

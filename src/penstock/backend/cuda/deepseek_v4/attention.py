@@ -21,7 +21,7 @@ from penstock.backend.cuda.inputs import DIGITS, DigitVectors, Image, Input, for
 from penstock.backend.cuda.launch import cut
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
-from penstock.backend.cuda.prefill_products import HalfRows
+from penstock.backend.cuda.prefill_products import HalfRows, prepare
 from penstock.backend.cuda.weights import Packed
 
 
@@ -80,6 +80,8 @@ class CudaAttention(v4.Attention):
             spec, self._inputs, self._queries, self._out_a, self._out_b, self._q_norm, self._kv_norm, self._sinks,
             self._window, [Compressing(c.ape, c.norm, c.frontier, c.rows) for c in self._compressors],
         )  # fmt: skip
+        if memory.long.expected:
+            prepare((m.kind, False) for m in (*self._inputs, *self._queries, self._out_a, self._out_b))
 
     def _check(self, spec: v4.AttentionSpec) -> None:
         group = spec.heads * spec.dim // spec.groups

@@ -17,7 +17,7 @@ from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, address, f
 from penstock.backend.cuda.placed import CudaExpert, CudaExpertStack, CudaWeight, vector
 from penstock.backend.cuda.plain import PlainExperts, Route
 from penstock.backend.cuda.prefill_experts import Groups, run_experts
-from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_swiglu
+from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_swiglu, prepare
 from penstock.backend.cuda.routing import Router
 from penstock.weights import types
 
@@ -50,6 +50,8 @@ class CudaExperts(v4.Experts):
         assert isinstance(spec.shared, CudaExpert)
         self._spec, self._shared, self._memory = spec, spec.shared, memory
         self._made: dict[int, tuple[int, list[Launch]]] = {}
+        if memory.long.expected:
+            prepare([(spec.shared.gate_up.kind, True), (spec.shared.down.kind, False)])
 
     def run(
         self, x: SublayerInput | HalfRows, ids: Routed, weights: None, lease: ExpertLease

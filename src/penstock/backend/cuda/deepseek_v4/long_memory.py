@@ -5,6 +5,7 @@ from math import prod
 import torch
 
 from penstock.backend.base import Vector
+from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.layouts import CELL
 from penstock.backend.cuda.placed import vector
 from penstock.backend.cuda.prefill_products import HalfRows
@@ -16,8 +17,15 @@ class LongMemory:
 
     def __init__(self, pool: CudaStates):
         self.pool = pool
+        self.expected = False  # there will be long steps
         self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._frequencies: dict[int, tuple[Vector, torch.Tensor]] = {}  # by identity
+
+    def prepare(self, expected: bool) -> None:
+        """Begins to compile what every long step needs, if there will be any."""
+        self.expected = expected
+        for source in ("rows", "hyper", "state", "indexer", "attention") if expected else ():
+            module(f"prefill_{source}.cu")
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         key, size = (name, dtype), prod(shape)

@@ -33,6 +33,7 @@ class CudaOps(v4.Ops):
         self._backend, self._pool = backend, pool
         backend.activate()
         self._memory = StepMemory(pool, STEP_ROWS)
+        self._memory.long.prepare(backend.long_steps)
         self._streams: dict[int, Streams] = {}
         self._shape = (0, 0)  # of streams
         self._blocks = 0
