@@ -4,6 +4,8 @@ import itertools
 import math
 import sys
 from collections import Counter
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.stops import StopStrings
 from penstock.errors import OptionError, PenstockError
 from tests.engine.samplers import OPS, sampler_of
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
 
@@ -221,7 +226,7 @@ def test_more_stop_strings_cost_no_more() -> None:
     def lines(count: int) -> int:
         watcher, seen = StopStrings([f"stop {number}" for number in range(count)]), 0
 
-        def trace(frame: object, event: str, arg: object) -> object:
+        def trace(_frame: FrameType, event: str, _arg: object) -> "TraceFunction":
             nonlocal seen
             seen += event == "line"
             return trace
@@ -235,3 +240,22 @@ def test_more_stop_strings_cost_no_more() -> None:
         return seen
 
     assert lines(10_000) == lines(10)
+
+
+def test_edits_are_what_penalties_do() -> None:
+    """A device gets the penalties as a list; applied in its order they give the very same floats."""
+    sampling = Sampling(
+        repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, logit_bias={3: 1.5, 8: -2.0}
+    )
+    sampler = sampler_of(sampling, [1, 2, 3], 10)
+    for token in (4, 4, 2):
+        sampler._accept(token)
+    logits = np.linspace(-2, 2, 10).astype(np.float32)
+    edits, found = sampler._edits(), logits.copy()
+    assert edits is not None
+    for id, repeated, subtract, add in zip(*edits, strict=True):
+        v = found[id]
+        if repeated:
+            v = v / np.float32(1.3) if v > 0 else v * np.float32(1.3)
+        found[id] = np.float32(np.float32(np.float64(v) - subtract) + add)
+    np.testing.assert_array_equal(found, sampler._penalise(logits))

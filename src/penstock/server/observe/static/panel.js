@@ -21,6 +21,7 @@ const TIERS = {
   sessions: "Sessions",
   work: "Working memory",
   program: "Program",
+  gpu: "The whole GPU",
   disk: "Sessions on disk",
 };
 
@@ -113,7 +114,7 @@ export class Panel {
 
   memory({ memory, about }) {
     const tiers = Object.entries(TIERS).filter(([name]) => memory[name]);
-    const inMemory = tiers.filter(([name]) => name !== "disk");
+    const inMemory = tiers.filter(([name]) => name !== "disk" && name !== "gpu");
     const used = inMemory.reduce((sum, [name]) => sum + memory[name].used, 0);
     const whole = Math.max(used, about.budget ?? inMemory.reduce((sum, [name]) => sum + memory[name].limit, 0));
     byId("memory-summary").textContent = about.budget
