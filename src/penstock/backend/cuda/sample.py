@@ -96,6 +96,7 @@ class CudaSampling(Sampling):
         self._lock = threading.Lock()
         self._given, self._here = _buffers(1 << 16)
         self._results, self._read = _buffers(MOST * CHOSEN.itemsize)
+        self._scratch: dict[int, torch.Tensor] = {}  # by vocabulary
         self._launches: dict[tuple[int, int], SampleRows] = {}  # by vocabulary and rows
 
     def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
@@ -145,7 +146,9 @@ class CudaSampling(Sampling):
     def _kernel(self, vocabulary: int, rows: int) -> SampleRows:
         key = (vocabulary, rows)
         if key not in self._launches:
-            scratch = torch.empty(rows, vocabulary, device="cuda")
+            if vocabulary not in self._scratch:
+                self._scratch[vocabulary] = torch.empty(MOST, vocabulary, device="cuda")
+            scratch = self._scratch[vocabulary]
             self._launches[key] = SampleRows(self._given, scratch, self._results, rows)
         return self._launches[key]
 
