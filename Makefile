@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-dev
 test: lint  ## everything that runs on each change
 	$(BIN)/pytest -n 2
 
+test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
+	$(BIN)/pytest tests/gpu -q
+
 test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
 

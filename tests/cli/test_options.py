@@ -67,7 +67,7 @@ def test_a_variable_that_cannot_have_its_value(variable: str, value: str, expect
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--device", "cuda"), "device is 'cuda': this version has no CUDA backend"),
+        (("--device", "cuda"), "device is 'cuda': this machine has no NVIDIA GPU"),
         (("--vram", "8GiB"), "no GPU is used"),
         (("--vram", "lots"), "--vram is 'lots', expected an amount such as 8GiB"),
         (("--memory", "lots"), "--memory is 'lots', expected an amount such as 8GiB"),

@@ -200,3 +200,29 @@ def test_a_bias_that_leaves_nothing_is_an_error() -> None:
     sampler.constraint = constraints().constrain(Rules(Grammar(ODD)))
     with pytest.raises(OptionError, match="logit_bias"):
         sampler.sample(np.ones(codec.vocab_size, np.float32))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(Grammar(ODD)),
+        Rules(Grammar('start: "abc"', never=(b"abc",))),
+        Rules(Grammar("start: /(?s:.*)/", never=(b"ab",))),
+        Rules(gates={5: (b"<",)}),
+        Rules(never=(b"ab",), may_end=False),
+        Rules(),
+    ],
+)
+def test_bits_allow_what_the_mask_leaves(rules: Rules) -> None:
+    """A device gets what may come next as bits."""
+    held = constraints().constrain(rules)
+    for _ in range(2):
+        logits = np.zeros(tokenizer().vocab_size, np.float32)
+        masked, bits = held.mask(logits), held.bits(logits.size)
+        if bits is None:
+            assert masked is logits
+            return
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little").astype(bool)
+        np.testing.assert_array_equal(allowed[: logits.size], np.isfinite(masked))
+        assert not allowed[logits.size :].any()
+        held.accept(int(np.flatnonzero(np.isfinite(masked))[-1]))

@@ -236,3 +236,22 @@ def test_more_stop_strings_cost_no_more() -> None:
         return seen
 
     assert lines(10_000) == lines(10)
+
+
+def test_edits_are_what_penalties_do() -> None:
+    """A device gets the penalties as a list; applied in its order they give the very same floats."""
+    sampling = Sampling(
+        repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, logit_bias={3: 1.5, 8: -2.0}
+    )
+    sampler = sampler_of(sampling, [1, 2, 3], 10)
+    for token in (4, 4, 2):
+        sampler._accept(token)
+    logits = np.linspace(-2, 2, 10).astype(np.float32)
+    edits, found = sampler._edits(), logits.copy()
+    assert edits is not None
+    for id, repeated, subtract, add in zip(*edits, strict=True):
+        v = found[id]
+        if repeated:
+            v = v / np.float32(1.3) if v > 0 else v * np.float32(1.3)
+        found[id] = np.float32(np.float32(np.float64(v) - subtract) + add)
+    np.testing.assert_array_equal(found, sampler._penalise(logits))

@@ -64,6 +64,8 @@ class AnswerStats:
     def details(self) -> str:
         """What the storage did."""
         after = self._engine.stats()
+        if "device" in after:
+            return f"{after['device']['name']}: all weights are in its memory"
         if "hits" not in after:
             return f"{after['mode']}: the system keeps the weights in memory"
         asked = self._since(after, "hits") + self._since(after, "misses")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from penstock.backend.base import DeviceBackend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.frontiers import fit_frontiers
 from penstock.bench.plot import draw, short
@@ -38,8 +39,11 @@ def bench(model: Path | None, chosen: EngineOptions, asked: Asked) -> int:
     engine = open_engine(model, chosen)
     frontiers, note = fit_frontiers(asked.frontiers, engine.context, asked.decode)
     notes = [note] if note else []
-    bandwidth = read_bandwidth(engine.options.thread_count)
-    if sum(weight_bytes(engine.checkpoint).values()) < cache_bytes():
+    device = engine.backend if isinstance(engine.backend, DeviceBackend) else None
+    bandwidth = device.speeds().memory if device else read_bandwidth(engine.options.thread_count)
+    if device is not None:
+        notes.append(f"on {device.description}; parts are the host's time, while the GPU works on its own")
+    elif sum(weight_bytes(engine.checkpoint).values()) < cache_bytes():
         notes.append("what a token reads fits the CPU's cache, so it may be faster than memory allows")
     trials, interrupted = _measure(engine, frontiers, asked.decode, asked.repeat)
     if not trials:

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.backend.base import DeviceBackend
 from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -24,6 +25,8 @@ def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True)
             engine = Engine(path, progress=bar.update, load=load, **given(chosen))
         finally:
             bar.stop()
+    if isinstance(engine.backend, DeviceBackend) and chosen.device == "auto":
+        print(f"penstock: the whole model fits {engine.backend.description}", file=sys.stderr)
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine

@@ -191,6 +191,25 @@ class Constraint:
             masked[banned] = -np.inf
         return masked
 
+    def bits(self, vocab_size: int) -> NDArray[np.uint32] | None:
+        """What `mask` leaves, as bits, lowest first; None if everything may come"""
+        banned = self._spelling()
+        if self._matcher is None:
+            banned = np.concatenate([banned, self._out_of_place()])
+            if not banned.size:
+                return None
+            allowed = np.ones(vocab_size, np.bool_)
+        else:
+            packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            self._check(self._matcher)
+            allowed = np.unpackbits(packed, bitorder="little")[:vocab_size].astype(np.bool_)
+            if banned.size and np.isin(np.flatnonzero(allowed), banned).all():
+                banned = _NONE  # the grammar itself demands that text
+        allowed[banned] = False
+        padded = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        padded[:vocab_size] = allowed[:vocab_size]
+        return np.packbits(padded, bitorder="little").view(np.uint32)
+
     def accept(self, token: int) -> None:
         """`token` was sampled."""
         special = self._tokenizer.is_special(token)

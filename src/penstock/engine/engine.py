@@ -12,11 +12,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan, state_layout
+from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.progress import PrefillProgress, PrefillWatch
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
@@ -69,13 +69,15 @@ class Engine:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = open_backend(chosen.device, chosen.thread_count, chosen.simulate_low_precision)
+        self.backend = choose_backend(self.checkpoint, chosen)
         self._plan, self.context = self._make_plan()
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
         self.written: dict[
             int, int
         ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
+        if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
+            self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
         self._runner: LocalRunner | None = None
         self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
@@ -133,6 +135,8 @@ class Engine:
                 self._runner.close()
                 self._runner = None
                 give_back_memory()
+                if isinstance(self.backend, DeviceBackend):
+                    self.backend.release()
 
     def _load(
         self, progress: Callable[[int, int], None] | None = None, plan: Plan | None = None
@@ -166,7 +170,10 @@ class Engine:
         'mmap'
         """
         runner = self._runner
-        return {"mode": "parked"} if runner is None else runner.storage.stats()
+        found: dict[str, Any] = {"mode": "parked"} if runner is None else runner.storage.stats()
+        if isinstance(self.backend, DeviceBackend):
+            found["device"] = self.backend.stats()
+        return found
 
     def expert_map(self) -> ExpertMap | None:
         """Which experts are in memory, and how much each was used lately; None while no weights are in memory.
@@ -221,6 +228,9 @@ class Engine:
     @cached_property
     def _state_range(self) -> tuple[int, int]:
         """Bytes of an empty session and of a full one."""
+        if isinstance(self.backend, DeviceBackend):
+            device, layout = self.backend, self.layout
+            return device.state_bytes(layout, 0), device.state_bytes(layout, self.context)
         return self.layout.live_bytes(0), self.layout.live_bytes(self.context)
 
     @cached_property
@@ -251,6 +261,15 @@ class Engine:
         """
         if logits not in ("last", "all", "none"):
             raise OptionError(f"logits is {logits!r}, expected 'last', 'all' or 'none'")
+        return self._feed(work, logits, progress)
+
+    def _feed(
+        self,
+        work: Sequence[tuple[Session, Sequence[int]]],
+        logits: str,
+        progress: Callable[[float], None] | None = None,
+    ) -> list[Logits | None]:
+        """As `feed`; "kept" → None, and each session has its last logits where they lie."""
         jobs = [_Job(session, self._checked(ids)) for session, ids in work]
         if len({id(job.session) for job in jobs}) != len(jobs):
             raise OptionError("a session appears twice in one batch")
@@ -262,7 +281,7 @@ class Engine:
                 job.session.state.check_room(len(job.ids))
             while any(job.left for job in jobs):
                 self._step(jobs, logits, progress)
-        return [job.result(logits) for job in jobs]
+            return [job.result(logits) for job in jobs]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         try:
@@ -357,7 +376,7 @@ class Engine:
                 room -= len(ids)
 
         def rows(job: _Job, ids: list[int]) -> int:
-            return {"none": 0, "all": len(ids), "last": int(job.left == len(ids))}[logits]
+            return {"none": 0, "all": len(ids)}.get(logits, int(job.left == len(ids)))
 
         before, count = sum(job.done for job in jobs), sum(len(ids) for _, ids in taken)
         tell = None if progress is None else lambda share: progress(before + share * count)
@@ -410,14 +429,15 @@ class Engine:
         watch = None
         if progress is not None:
             watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
-        logits = session.feed(prompt_ids, progress=watch)
+        ids = self._checked(prompt_ids)
         while True:
-            assert logits is not None
-            step = generation.next(logits)
+            self._feed([(session, ids)], "kept", watch)
+            assert session.last_logits is not None
+            step = generation.next(session.last_logits)
             yield step
             if step.finish_reason is not None:
                 return
-            logits = session.feed([step.token])
+            ids, watch = [step.token], None
 
     def generation(
         self, session: Session | None, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling
@@ -467,10 +487,12 @@ class _Job:
     def advance(self, ids: list[int], logits: Logits | None) -> None:
         self.done += len(ids)
         if logits is not None:
-            self.parts.append(logits)
+            # The next step may change what lies on a device.
+            self.parts.append(np.asarray(logits) if self.left else logits)
 
     def result(self, logits: str) -> Logits | None:
         """What `feed` returns for this session."""
-        if logits == "none":
+        if logits in ("none", "kept"):
             return None
-        return self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
+        found = self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
+        return np.asarray(found)

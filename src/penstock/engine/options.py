@@ -40,8 +40,9 @@ class EngineOptions:
     device: str = option(
         "auto",
         choice("auto", "cpu", "cuda", "cuda:N", also=r"cuda:\d+"),
-        "Where the model runs; auto takes the best there is.  This version has the CPU alone.",
-        effective=lambda engine: engine.options.backend,
+        "Where the model runs; auto takes an NVIDIA GPU if the whole model fits in one, and the CPU otherwise and "
+        "for models below a gigabyte.",
+        effective=lambda engine: engine.backend.name,
         **ENGINE,
     )
     threads: int | None = option(
@@ -126,6 +127,7 @@ class EngineOptions:
         None,
         size(),
         "What the process may take of a GPU's memory.  An error where the model runs on the CPU.",
+        effective=lambda engine: engine.plan.budget if engine.backend.name != "cpu" else None,
         unset="what is free",
         **MEMORY,
     )
@@ -166,12 +168,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.device.startswith("cuda"):
-            raise OptionError(
-                f"device is {self.device!r}: this version has no CUDA backend, expected auto or cpu"
-            )
-        if self.vram is not None:
+        if self.vram is not None and self.device == "cpu":
             raise OptionError(f"vram is {self.vram!r}, but the model runs on the CPU: no GPU is used")
+        if self.simulate_low_precision and self.device.startswith("cuda"):
+            raise OptionError(f"simulate_low_precision is for the CPU, and device is {self.device!r}")
         if self.draft == "ngram":
             raise OptionError("draft is 'ngram': there is no n-gram drafter in this version yet")
         if self.draft == "off" and self.mtp is not None:
@@ -185,14 +185,14 @@ class EngineOptions:
         return make(cls, options)
 
     @property
-    def backend(self) -> str:
-        """Where the model really runs."""
-        return "cpu"
-
-    @property
     def memory_bytes(self) -> int | None:
         """The budget; None without one, or while it is still to be found."""
         return self.memory if isinstance(self.memory, int) else None
+
+    @property
+    def vram_bytes(self) -> int | None:
+        """The budget of a GPU's memory; None without one: all that is free."""
+        return self.vram if isinstance(self.vram, int) else None
 
     @property
     def thread_count(self) -> int:

@@ -9,6 +9,8 @@ from penstock.errors import OptionError
 from penstock.option import check, number, option, switch, texts, whole
 
 CHOOSING: Final[dict[str, Any]] = {"commands": ("run", "chat"), "group": "Sampling"}
+NOT_FINITE: Final = "the model produced logits that are not finite; its weights may be damaged"
+ALL_FORBIDDEN: Final = "logit_bias: it forbids every token that may come next"
 STOPPING: Final[dict[str, Any]] = {"commands": ("run",), "group": "Sampling"}
 
 

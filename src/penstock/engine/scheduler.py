@@ -218,6 +218,8 @@ class Scheduler:
         self._measure(work, seconds)
         self.steps += 1
         self.busy_rows += len(work)
+        for part, logits in zip(work, found, strict=True):
+            self._start(part, logits)
         for part, logits, scored in zip(work, found, scores, strict=True):
             self._advance(part, logits, scored)
 
@@ -353,6 +355,13 @@ class Scheduler:
             self._read_seconds += seconds
         elif any(not part.slot.prefilling for part in work):
             (self._scoring_pace if self._scored_last else self._pace).read(read, seconds)
+
+    def _start(self, work: Work, logits: Logits | None) -> None:
+        """Tokens of all slots are chosen together, where logits are not on the host."""
+        slot = work.slot
+        if slot.generation is not None and logits is not None and len(slot.pending) == len(work.ids):
+            with suppress(PenstockError):  # said again when the token is asked for
+                slot.generation.start(logits[-1])
 
     def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
         slot, request = work.slot, work.slot.request

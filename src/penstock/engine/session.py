@@ -85,7 +85,8 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
-        return Snapshot(self._tokens, self.state, self.last_logits)
+        logits = None if self.last_logits is None else np.asarray(self.last_logits)
+        return Snapshot(self._tokens, self.state, logits)
 
     def _advance(self, ids: Sequence[int]) -> None:
         self.state.advance(len(ids))

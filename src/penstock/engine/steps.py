@@ -63,6 +63,10 @@ class Generation:
         self.stops = StopStrings(sampling.stop)
         self.decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
 
+    def start(self, logits: NDArray[np.float32]) -> None:
+        """What `next` will be called with: see `Sampler.start`."""
+        self.sampler.start(logits)
+
     def next(self, logits: NDArray[np.float32]) -> Step:
         """The step that follows from the logits after the session's last token."""
         assert self.session is not None

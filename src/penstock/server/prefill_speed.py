@@ -30,4 +30,4 @@ class PrefillSpeed:
     @property
     def _key(self) -> str:
         options, plan = self._engine.options, self._engine.plan
-        return f"{self._engine.fingerprint} {options.backend} {options.thread_count} {plan.mode}"
+        return f"{self._engine.fingerprint} {self._engine.backend.name} {options.thread_count} {plan.mode}"

@@ -108,6 +108,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
             "experts_used": engine.config.experts_used,
             "context": engine.context,
             "mode": engine.plan.mode,
+            "device": stats["device"]["name"] if "device" in stats else "CPU",
             "policy": stats.get("policy"),
             "budget": engine.plan.budget,
             "max_tokens": settings.max_tokens,

@@ -90,6 +90,18 @@ class StateSeries(Collector):
         yield from self._storage(self.service.engine.stats())
         yield from self._as_llamacpp()
         yield from self._memory()
+        yield from self._device(self.service.engine.stats().get("device"))
+
+    def _device(self, stats: dict[str, Any] | None) -> Iterator[Metric]:
+        """How a GPU's steps were launched; its memory is a tier."""
+        if stats is None:
+            return
+        steps = CounterMetricFamily(
+            "penstock_gpu_steps", "Steps, by whether a recorded graph was repeated.", labels=("how",)
+        )
+        steps.add_metric(("repeated",), stats["steps_repeated"])
+        steps.add_metric(("launched",), stats["steps_launched"])
+        yield steps
 
     def _memory(self) -> Iterator[Metric]:
         """What each tier holds and what it may hold: the same numbers that the page shows."""
@@ -194,13 +206,18 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
             "total": plan.dense,
         },
         "experts": {
-            "used": stats.get("cached_bytes", mapped),
+            "used": stats.get(
+                "cached_bytes", round(plan.experts_held * share) if "device" in stats else mapped
+            ),
             "limit": stats.get("capacity_bytes", plan.experts_held),
             "total": plan.experts_total,
         },
         "requests": {"used": min(service.work.memory.used, plan.requests), "limit": plan.requests},
         "sessions": {"used": cache.bytes + in_use, "limit": cache.budget, "kept": len(cache)},
     }
+    device = stats.get("device")
+    if device is not None:
+        tiers["gpu"] = {"used": device["used_bytes"] or 0, "limit": device["memory_bytes"]}
     if cache.disk is not None:
         store = cache.disk.store
         tiers["disk"] = {"used": store.bytes, "limit": store.space, "kept": len(store)}

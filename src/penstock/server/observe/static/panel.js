@@ -22,6 +22,7 @@ const TIERS = {
   requests: "Requests",
   work: "Working memory",
   program: "Program",
+  gpu: "The whole GPU",
   disk: "Sessions on disk",
 };
 
@@ -114,7 +115,7 @@ export class Panel {
 
   memory({ memory, about, resident }) {
     const tiers = Object.entries(TIERS).filter(([name]) => memory[name]);
-    const inMemory = tiers.filter(([name]) => name !== "disk");
+    const inMemory = tiers.filter(([name]) => name !== "disk" && name !== "gpu");
     const used = inMemory.reduce((sum, [name]) => sum + memory[name].used, 0);
     const whole = Math.max(used, about.budget ?? inMemory.reduce((sum, [name]) => sum + memory[name].limit, 0));
     const planned = about.budget ? `${bytes(used)} of ${bytes(about.budget)}` : `${bytes(used)}, no budget`;
