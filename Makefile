@@ -55,8 +55,8 @@ test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++
 	cmake --build $(ARM) --target native_selfcheck
 	qemu-aarch64 -cpu max $(ARM)/native_selfcheck
 
-docs: $(VENV)/.installed  ## the page of options, from their declarations
-	$(BIN)/python -m benchmarks.options_page > docs/options.md
+docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
+	$(BIN)/python -m docs.generate
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

@@ -114,7 +114,7 @@ def test_a_gate_lets_a_marker_in_only_after_its_text() -> None:
     codec = tokenizer()
     marker = codec.token_id("｜DSML｜")
     assert marker is not None
-    held = constraints().constrain(Rules(gates={marker: b"<"}, begun="Look: <"))
+    held = constraints().constrain(Rules(gates={marker: (b"<",)}, begun="Look: <"))
     logits = np.ones(codec.vocab_size, np.float32)
     assert held.mask(logits) is logits, "the text that is there already counts"
     held.accept(codec.encode("b")[0])

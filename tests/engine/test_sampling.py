@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,3 +214,25 @@ def test_stop_strings_work_across_any_split(text: str, stops: list[str], cuts: l
         assert not any(stop in shown for stop in stops)
     assert shown + watcher.finish() == expected
     assert (watcher.found is not None) == bool(found)
+
+
+def test_more_stop_strings_cost_no_more() -> None:
+    """Lines of code that run for a text in which none of them is."""
+
+    def lines(count: int) -> int:
+        watcher, seen = StopStrings([f"stop {number}" for number in range(count)]), 0
+
+        def trace(_: object, event: str, __: object) -> Any:
+            nonlocal seen
+            seen += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            watcher.push("a text with a stop and more of it")
+        finally:
+            sys.settrace(before)
+        return seen
+
+    assert lines(10_000) == lines(10)

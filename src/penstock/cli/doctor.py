@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,9 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.backend import open_backend
+from penstock.bench.verdict import Verdict, judge_model
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.cli.inspect import describe
+from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError, PenstockError
+from penstock.hub.find import find_model
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
@@ -30,8 +35,9 @@ from penstock.machine.kernel_files import SYS, text
 from penstock.machine.memory import Memory, read_memory
 from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
 from penstock.native.library import instruction_set
+from penstock.sizes import size
+from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
-from penstock.weights.summary import summarise
 
 PYTHON: Final = (3, 11)
 LITTLE_MEMORY: Final = 4 << 30  # less than what the published models have outside their experts
@@ -68,10 +74,13 @@ def judge(name: str, found: str, /, problem: str = "", warning: str = "", **fact
 
 def doctor_command(
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="Also look at this model and the disk it lies on.")
+        Path | None,
+        typer.Option(
+            "--model", "-m", help=f"Also look at this model and the disk it lies on.  {options.MODEL_HELP}"
+        ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the disk again, even if its speed is known.")
+        bool, typer.Option("--measure", help="Measure machine and disk again, even if they are known.")
     ] = False,
     json_output: options.Json = False,
 ) -> None:
@@ -79,20 +88,33 @@ def doctor_command(
 
     Example: penstock doctor -m model.gguf
     """
-    summary = None if model is None else summarise(open_checkpoint(model))
+    checkpoint = None if model is None else open_checkpoint(find_model(model, download=False))
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
-        checks = list(examine(summary, measure))
+        checks = list(examine(None if checkpoint is None else describe(checkpoint), measure))
     healthy = all(check.status is not Status.PROBLEM for check in checks)
+    verdict = None if checkpoint is None or not healthy else _verdict(checkpoint, measure)
     if json_output:
-        print(json.dumps({"ok": healthy, "checks": [asdict(check) for check in checks]}))
+        found = {"ok": healthy, "checks": [asdict(check) for check in checks]}
+        print(json.dumps(found if verdict is None else found | {"verdict": verdict.as_dict()}))
     else:
-        Console(highlight=False).print(_table(checks))
-    if not healthy:
+        console = Console(highlight=False)
+        console.print(_table(checks))
+        if verdict is not None:
+            console.print(f"\n{' '.join(verdict.sentences)}", markup=False)
+    if not healthy or (verdict is not None and verdict.fits == "not"):
         raise typer.Exit(1)
 
 
+def _verdict(checkpoint: Checkpoint, again: bool) -> Verdict:
+    """As a command would run the model that is told nothing else."""
+    chosen = EngineOptions(draft="off")
+    backend = open_backend(chosen.device, chosen.thread_count)
+    say = partial(print, file=sys.stderr)
+    return judge_model(chosen.with_draft(checkpoint), chosen, backend, again=again, say=say)
+
+
 def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
-    """model: what `summarise` says of one."""
+    """model: what `describe` says of one."""
     yield check_python()
     yield check_kernels()
     yield check_cpu(read_cpu())

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.cli import options
-from penstock.cli.inspect import size
 from penstock.cli.opening import open_engine
 from penstock.engine.imatrix import Chunk, InputCollector
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
+from penstock.sizes import size
 from penstock.weights.imatrix import write_imatrix
 
 

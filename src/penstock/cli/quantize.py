@@ -21,15 +21,14 @@ from rich.progress import (
 from rich.table import Table
 
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.hub.find import find_model
+from penstock.sizes import size
 from penstock.weights.convert import FileReport, Progress, convert
 from penstock.weights.mixes import MIXES, NAMED
 
 
 def quantize_command(
-    source: Annotated[
-        Path, typer.Argument(help="GGUF file, or checkpoint folder: config.json and safetensors.")
-    ],
+    source: Annotated[Path, typer.Argument(help="GGUF file, checkpoint folder, or hf:REPO[:FILE].")],
     destination: Annotated[Path, typer.Argument(help="GGUF file to write.")],
     mix: Annotated[
         str,
@@ -62,7 +61,7 @@ def quantize_command(
     try:
         with _bar() as progress:
             report = convert(
-                source,
+                find_model(source),
                 destination,
                 mix,
                 imatrix=imatrix,

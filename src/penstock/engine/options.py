@@ -25,10 +25,16 @@ READING: Final[dict[str, Any]] = {"group": "Memory", "commands": (*RUNNING, "ima
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Checked on creation: an impossible value is an error, never ignored.  docs/options.md has them as a table.
+    """How a model is opened.  Checked on creation: an impossible value is an error, never ignored.
+
+    >>> penstock.EngineOptions(memory="2GiB", streaming="direct").memory == 2 << 30
+    True
+    >>> penstock.EngineOptions(streaming="disk")
+    Traceback (most recent call last):
+    penstock.errors.OptionError: streaming is 'disk', expected one of auto, resident, mmap, direct
 
     A new option is one more field.  It is then a keyword of `Engine`, a flag of the commands that it names, a value
-    in `/props` and, after `make docs`, a line of that table.
+    in `/props` and, after `make docs`, a line of docs/options.md.
     """
 
     device: str = option(
@@ -50,8 +56,8 @@ class EngineOptions:
     context: int | None = option(
         None,
         whole(1),
-        "Most tokens that a session may hold.",
-        unset="the model's limit, or what fits",
+        "Most tokens that a session may hold; memory for all of them is set aside.",
+        unset="as many as fit, for which weights give way once they come",
         flags=("--context", "--ctx"),
         group="Engine",
         commands=("run", "chat", "serve", "plan"),
@@ -62,6 +68,12 @@ class EngineOptions:
         whole(1),
         "How many are in use at the same time: the plan has memory for one that fills the context and for the others "
         "with an eighth of it.  The server takes --parallel.",
+    )
+    request_bytes: int = option(
+        0,
+        whole(0, 1 << 50),
+        "Bytes of memory that the plan has for requests on their way to prompts.  The server takes what --max-body "
+        "needs.",
     )
     max_rewind: int = option(64, whole(0), "Tokens that a session can always step back.")
     prefill_chunk: int | None = option(
@@ -79,6 +91,13 @@ class EngineOptions:
         group="Engine",
         commands=RUNNING,
     )
+    chat_format: str = option(
+        "auto",
+        choice("auto", "april", "0731"),
+        "Which release's prompts the model was taught; auto: as its name, its template or its draft module tells.",
+        group="Engine",
+        commands=("run", "chat", "serve"),
+    )
     draft: str = option(
         "auto",
         choice("auto", "off", "mtp", "ngram"),
@@ -89,14 +108,17 @@ class EngineOptions:
         **ENGINE,
     )
     mtp: Path | None = option(
-        None, file(), "A GGUF file with the draft block.", unset="the model's own, if it has one", **ENGINE
+        None,
+        file(),
+        "A GGUF file with the draft block.",
+        unset="the model's own, or the file beside it",
+        **ENGINE,
     )
     memory: str | int | None = option(
-        None,
+        "auto",
         size("auto"),
         "What the process may take, such as 8GiB; auto: what is safe now; none: no limit.",
         unset="no limit",
-        command_default="auto",
         effective=lambda engine: engine.plan.budget,
         **MEMORY,
     )
@@ -124,6 +146,12 @@ class EngineOptions:
     )
     prefetch: str = option(
         "auto", choice("auto", "off"), "Read experts ahead that the next layer will probably want.", **READING
+    )
+    learn: str = option(
+        "on",
+        choice("on", "off"),
+        "Remember how often experts are used, in the user's cache folder, and begin with the most used ones.",
+        **MEMORY,
     )
     pack: Path | str | None = option(
         "auto",
@@ -168,6 +196,7 @@ class EngineOptions:
 
     @property
     def thread_count(self) -> int:
+        """CPU threads that are really used."""
         return self.threads or read_cpu().usable
 
     def with_draft(self, checkpoint: "Checkpoint") -> "Checkpoint":

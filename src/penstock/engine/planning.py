@@ -28,8 +28,16 @@ def make_engine_plan(
     backend: Backend,
     context: int | None,
     memory: Memory | None = None,
+    *,
+    state: int = 0,
+    chunk: int | None = None,
 ) -> tuple[Plan, int]:
-    """What goes where, and how long the context may be (context: how long it must be)."""
+    """What goes where, and how long the context may be.
+
+    context  how long it must be
+    state    bytes that sessions need at least, whatever the length
+    chunk    rows of a prefill step, as they were chosen before
+    """
     memory = memory or read_memory()
     described = architecture(checkpoint.config)
     staged = state_layout(checkpoint, options, 1).live_bytes(0)
@@ -42,14 +50,17 @@ def make_engine_plan(
         layout = state_layout(checkpoint, options, length)
         # One session fills the context; the others have an eighth of it.
         state = layout.live_bytes(length) + (options.sessions - 1) * layout.live_bytes(length // 8)
-        return Needs(backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size, state, work)
+        base = backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size
+        return Needs(base, state, work, options.request_bytes)
 
     return plan_for_context(
         checkpoint,
         needs,
         budget=memory.safe_budget() if options.memory == "auto" else options.memory_bytes,
         mode=options.streaming,
-        chunk=options.prefill_chunk,
+        chunk=options.prefill_chunk or chunk,
         context=context,
         memory=memory,
+        state=state,
+        replanned=options.trace is None,  # a trace would end there
     )

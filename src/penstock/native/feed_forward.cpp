@@ -11,7 +11,7 @@
 #include "inputs.h"
 #include "observe.h"
 #include "step_bytes.h"
-#include "swiglu.h"
+#include "step_kernels.h"
 #include "threads.h"
 #include "weight_rows.h"
 
@@ -100,8 +100,8 @@ void gate_and_up(const Round& round, Job& job, i64 piece, void* scratch, float* 
         gate_rows.multiply(inputs(gate_weight), gate, n, scratch);
         up_rows.multiply(inputs(up_weight), up, n, scratch);
         for (i64 i = 0; i < rows; i++)
-            ps_swiglu(gate + i * n, up + i * n, n, job.limit,
-                      inner.values + (pair - inner.first + i) * inner.width + begin);
+            kernels().steps.swiglu(gate + i * n, up + i * n, n, job.limit,
+                                   inner.values + (pair - inner.first + i) * inner.width + begin);
     }
     if (job.left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_inner(round, job);
 }

@@ -101,6 +101,8 @@ i64 grouped_rows(i64 groups) { return std::max<i64>(CHUNK / 4, CHUNK / groups); 
 
 }  // namespace
 
+i64 decoded_floats(i64 columns) { return slab_rows(columns) * columns; }
+
 i64 products_piece_bytes() { return kernels().scratch_bytes; }
 
 i64 products_bytes(const ps_step_sizes& s, i64 count, i64 rows, i64 columns, i64 groups) {

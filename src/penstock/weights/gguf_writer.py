@@ -43,6 +43,16 @@ def write_gguf(
         raise
 
 
+def write_outline(path: Path, metadata: Mapping[str, Any], tensors: Iterable[PlannedTensor]) -> None:
+    """Writes only the header, before a hole in place of the tensors: the size of a model, and nothing on the disk."""
+    planned = list(tensors)
+    header = header_of(metadata, planned)
+    data = sum(tensor.nbytes + padding(tensor.nbytes) for tensor in planned)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + data)
+
+
 class GGUFPart:
     """A file in the making.  `job` says what its bytes follow from, beside the header: where it is given, and an
     earlier run had the same, that one's bytes are used."""

@@ -1,8 +1,9 @@
 """DeepSeek-V4, layer by layer.  Knows no device, and nothing of where weights come from."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,9 @@ from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
 from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
+from penstock.storage.prefetch import GUESSED_ROWS
 from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
-
-GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to read ahead
 
 
 class Layer:
@@ -110,7 +110,9 @@ class DeepSeekV4(Architecture):
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def forward(self, step: Step, hidden: Array | None = None) -> Array:
+    def forward(
+        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+    ) -> Array:
         batch = self.ops.begin(step, range(len(self.layers)))
         streams = hidden
         if streams is None:
@@ -118,10 +120,12 @@ class DeepSeekV4(Architecture):
             streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
         # After the embedding, whose few pages would wait behind all that is read from here on.
         self.announce(step.tokens)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, 1):
             self.dense.enter(layer.block)
             layer.forward(streams, batch)
             self.dense.leave(layer.block)
+            if progress is not None:
+                progress(number / len(self.layers))
         if self.draft is not None:
             self.dense.enter(DRAFT)
             self.draft.follow(streams, step, batch)
