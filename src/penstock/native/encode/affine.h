@@ -47,8 +47,8 @@ struct Affine {
 
 enum class Minimum { POSITIVE, ANY };
 
-// The best of RANGES candidates after ROUNDS of least squares.
-template <int N, int RANGES, int ROUNDS, Minimum ALLOWED = Minimum::POSITIVE>
+// The best of eight ranges of codes after ROUNDS of least squares.
+template <int N, int ROUNDS, Minimum ALLOWED = Minimum::POSITIVE>
 PS_INLINE Affine fit_affine(const float* x, const float* w, const Moments& m, float most) {
     float low = ALLOWED == Minimum::POSITIVE ? 0 : x[0], high = low;
     for (int i = 0; i < N; i++) {
@@ -56,35 +56,25 @@ PS_INLINE Affine fit_affine(const float* x, const float* w, const Moments& m, fl
         high = x[i] > high ? x[i] : high;
     }
     if (!(high - low > 0)) return {0, 0};
-    Affine best = {0, 0};
-    float least = INFINITY;
-    for (int range = 0; range < RANGES; range += LANES) {
-        // Codes from −½ below to 1½ beyond what the largest would be: ends that are cut off, or left room.
-        vf wide;
-        for (int lane = 0; lane < LANES; lane++)
-            wide[lane] = most - 0.6f + 2.0f * static_cast<float>(range + lane) / static_cast<float>(RANGES - 1);
-        vf factor = wide / (high - low), minimum = splat(-low), scale = vf{}, error = vf{};
-        for (int round = 0; round < ROUNDS; round++) {
-            const Sums s = affine_sums<N>(x, w, factor, minimum, most);
-            const vf determinant = m.w * s.qq - s.q * s.q;
-            vf slope = (m.w * s.xq - m.x * s.q) * inverse(determinant);
-            minimum = (slope * s.q - m.x) / m.w;
-            if (ALLOWED == Minimum::POSITIVE) {
-                const auto negative = minimum < vf{};
-                slope = negative ? s.xq * inverse(s.qq) : slope;
-                minimum = negative ? vf{} : minimum;
-            }
-            scale = larger(slope, vf{});
-            error = affine_error(m, s, scale, minimum);
-            factor = inverse(scale);
+    // From a little less than all codes to one and a half more: room that is left, or ends that are cut off.
+    const vf wide = most + vf{-0.6f, -0.31f, -0.03f, 0.26f, 0.54f, 0.83f, 1.11f, 1.4f};
+    vf factor = wide / (high - low), minimum = splat(-low), scale{}, error{};
+    for (int round = 0; round < ROUNDS; round++) {
+        const Sums s = affine_sums<N>(x, w, factor, minimum, most);
+        const vf determinant = m.w * s.qq - s.q * s.q;
+        vf slope = (m.w * s.xq - m.x * s.q) * inverse(determinant);
+        minimum = (slope * s.q - m.x) / m.w;
+        if (ALLOWED == Minimum::POSITIVE) {
+            const auto negative = minimum < vf{};
+            slope = negative ? s.xq * inverse(s.qq) : slope;
+            minimum = negative ? vf{} : minimum;
         }
-        const int lane = lowest_lane(error);
-        if (error[lane] < least) {
-            least = error[lane];
-            best = {scale[lane], minimum[lane]};
-        }
+        scale = larger(slope, vf{});
+        error = affine_error(m, s, scale, minimum);
+        factor = inverse(scale);
     }
-    return best;
+    const int lane = lowest_lane(error);
+    return {scale[lane], minimum[lane]};
 }
 
 // A block of GROUPS groups of N, codes up to MOST, small integers up to STEPS.
@@ -101,13 +91,13 @@ struct AffineBlock {
         float most_scale = 0, most_minimum = 0;
         for (int g = 0; g < GROUPS; g++) {
             m[g] = moments<N>(x + g * N, w + g * N);
-            own[g] = fit_affine<N, 16, 4>(x + g * N, w + g * N, m[g], MOST);
+            own[g] = fit_affine<N, 3>(x + g * N, w + g * N, m[g], MOST);
             most_scale = own[g].scale > most_scale ? own[g].scale : most_scale;
             most_minimum = own[g].minimum > most_minimum ? own[g].minimum : most_minimum;
         }
         float least = INFINITY;
         float tried_d = as_f16_up(most_scale / STEPS), tried_dmin = as_f16_up(most_minimum / STEPS);
-        for (int round = 0; round < 4; round++) {
+        for (int round = 0; round < 3; round++) {
             AffineBlock tried;
             tried.d = as_f16(tried_d);
             tried.dmin = as_f16(tried_dmin);
@@ -230,7 +220,7 @@ PS_INLINE void encode_q5_k(const float* x, const float* w, u8* out) {
 
 // One group that has its scale and minimum to itself, as floats.
 PS_INLINE void encode_q5_1(const float* x, const float* w, u8* out) {
-    const Affine own = fit_affine<32, 16, 4, Minimum::ANY>(x, w, moments<32>(x, w), 31);
+    const Affine own = fit_affine<32, 4, Minimum::ANY>(x, w, moments<32>(x, w), 31);
     const float d = as_f16(own.scale), m = as_f16(own.scale > 0 ? -own.minimum : x[0]);
     float codes[32];
     const vf factor = splat(inverse(d));

@@ -4,6 +4,10 @@
 #include "../encode.h"
 #include "../simd.h"
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 using u16 = std::uint16_t;
@@ -68,7 +72,14 @@ PS_INLINE vf nearest(vf x) {
 }
 PS_INLINE float nearest(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
-PS_INLINE vf clamp(vf x, float low, float high) { return smaller(larger(x, splat(low)), splat(high)); }
+// As `larger` and `smaller` have it.  Compilers do not find the instruction in those.
+PS_INLINE vf clamp(vf x, float low, float high) {
+#if defined(__AVX__)
+    return _mm256_min_ps(_mm256_max_ps(x, splat(low)), splat(high));
+#else
+    return smaller(larger(x, splat(low)), splat(high));
+#endif
+}
 PS_INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
 // 1 / x, or 0 where that is no finite number.
@@ -85,8 +96,11 @@ PS_INLINE int lowest_lane(vf v) {
     float lanes[LANES];
     store(lanes, v);
     int best = 0;
-    for (int i = 1; i < LANES; i++)
-        if (lanes[i] < lanes[best]) best = i;
+    float least = lanes[0];
+    for (int i = 1; i < LANES; i++) {
+        best = lanes[i] < least ? i : best;
+        least = lanes[i] < least ? lanes[i] : least;
+    }
     return best;
 }
 

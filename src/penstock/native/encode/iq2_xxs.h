@@ -13,6 +13,17 @@ namespace {
 
 constexpr int ENTRIES = 256;
 
+// Sixteen entries at a time: what the widest registers hold.
+constexpr int WIDE = 16;
+typedef float wf __attribute__((vector_size(64)));
+typedef std::int32_t wi __attribute__((vector_size(64)));
+
+PS_INLINE wf load_wide(const float* p) {
+    wf v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
 struct Codebook {
     alignas(64) float value[8][ENTRIES], square[8][ENTRIES];  // by component
     constexpr Codebook() : value(), square() {
@@ -30,7 +41,7 @@ constexpr Codebook CODEBOOK;
 
 // A vector and how well each of the codebook goes with it.
 struct Vector {
-    alignas(64) float ag[ENTRIES], gg[ENTRIES];  // Σ w a g, Σ w g²
+    alignas(64) float ag[ENTRIES], gg[ENTRIES];  // 2 Σ w a g, Σ w g²
     int signs;                                   // a bit for each, the eighth too
 
     PS_INLINE void prepare(const float* x, const float* w) {
@@ -49,39 +60,40 @@ struct Vector {
             signs ^= 1 << weakest;
             wa[weakest] = -wa[weakest];
         }
-        for (int entry = 0; entry < ENTRIES; entry += LANES) {
-            vf a{}, g{};
+        for (int entry = 0; entry < ENTRIES; entry += WIDE) {
+            wf a{}, g{};
             for (int k = 0; k < 8; k++) {
-                a += wa[k] * load(CODEBOOK.value[k] + entry);
-                g += w[k] * load(CODEBOOK.square[k] + entry);
+                a += (2.0f * wa[k]) * load_wide(CODEBOOK.value[k] + entry);
+                g += w[k] * load_wide(CODEBOOK.square[k] + entry);
             }
-            store(ag + entry, a);
-            store(gg + entry, g);
+            std::memcpy(ag + entry, &a, sizeof a);
+            std::memcpy(gg + entry, &g, sizeof g);
         }
     }
 
-    // The best of the codebook at a scale.
+    // The best of the codebook at a scale, by what it takes off the error over the scale.  An entry's number replaces the
+    // last bits of that, so that the largest says whose it is: what differs by less than 2^-15 counts as equal.
     PS_INLINE int look_up(float scale) const {
-        const vf twice = splat(2.0f * scale), square = splat(scale * scale);
-        vf most = splat(-INFINITY);
-        vi where = {}, entry = {0, 1, 2, 3, 4, 5, 6, 7};
-        for (int i = 0; i < ENTRIES; i += LANES, entry += 8) {
-            const vf gain = twice * load(ag + i) - square * load(gg + i);
-            const vi better = gain > most;
-            most = better ? gain : most;
-            where = better ? entry : where;
+        wf most = wf{} - INFINITY;
+        wi entry = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int i = 0; i < ENTRIES; i += WIDE, entry += WIDE) {
+            const wf gain = load_wide(ag + i) - scale * load_wide(gg + i);
+            const wf named = bits<wf>((bits<wi>(gain) & ~(ENTRIES - 1)) | entry);
+            most = named > most ? named : most;
         }
-        int best = 0;
-        for (int lane = 1; lane < LANES; lane++)
-            if (most[lane] > most[best] || (most[lane] == most[best] && where[lane] < where[best])) best = lane;
-        return where[best];
+        float lanes[WIDE];
+        std::memcpy(lanes, &most, sizeof most);
+        for (int half = WIDE / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+        return bits<std::int32_t>(lanes[0]) & (ENTRIES - 1);
     }
 };
 
 struct Lookup {
     int entry[4];
     float ag, gg;  // of all four
-    PS_INLINE float gain(float scale) const { return scale * (2.0f * ag - scale * gg); }
+    PS_INLINE float gain(float scale) const { return scale * (ag - scale * gg); }
+    PS_INLINE float best_scale() const { return 0.5f * ag * inverse(gg); }
 };
 
 PS_INLINE Lookup look_up(const Vector* group, float scale) {
@@ -99,11 +111,11 @@ PS_INLINE float fit_group(const float* x, const Vector* group) {
     float top = 0;
     for (int i = 0; i < 32; i++) top = magnitude(x[i]) > top ? magnitude(x[i]) : top;
     float best = 0, most = 0;
-    for (const float part : {0.5f, 0.68f, 0.86f, 1.04f}) {
+    for (const float part : {0.6f, 0.8f, 1.0f}) {
         float scale = part * top / 43.0f;
-        for (int round = 0; round < 3; round++) {
+        for (int round = 0; round < 2; round++) {
             const Lookup found = look_up(group, scale);
-            scale = found.ag * inverse(found.gg);
+            scale = found.best_scale();
             if (!(scale > 0)) break;
             if (const float gain = found.gain(scale); gain > most) {
                 most = gain;
@@ -126,7 +138,7 @@ PS_INLINE void encode_iq2_xxs(const float* x, const float* w, u8* out) {
     }
     float d = 0, steps[8] = {1, 1, 1, 1, 1, 1, 1, 1}, most = -INFINITY, tried_d = as_f16_up(8.0f * widest / 31.0f);
     Lookup chosen[8] = {};
-    for (int round = 0; round < 3 && tried_d > 0; round++) {
+    for (int round = 0; round < 2 && tried_d > 0; round++) {
         const float unit = as_f16(tried_d) * 0.125f;
         Lookup found[8];
         float own_steps[8], gain = 0, aa = 0, xa = 0;
@@ -153,7 +165,7 @@ PS_INLINE void encode_iq2_xxs(const float* x, const float* w, u8* out) {
             std::memcpy(steps, own_steps, sizeof steps);
             std::memcpy(chosen, found, sizeof chosen);
         }
-        tried_d = 8.0f * xa * inverse(aa);
+        tried_d = 4.0f * xa * inverse(aa);
     }
     put_u16(out, to_f16(d));
     for (int g = 0; g < 8; g++) {
