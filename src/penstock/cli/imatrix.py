@@ -49,6 +49,7 @@ def imatrix_command(
         raise OptionError(f"{output}: expected the name of a file to write")
     text = "\n".join(map(_read, texts))
     begin = time.perf_counter()
+    chosen = replace(chosen, device="cpu")  # where inputs can be observed
     engine = open_engine(model, chosen, load=False)
     needed = InputCollector.bytes_needed(engine)
     if chosen.memory is not None and engine.plan.budget is not None:
