@@ -6,6 +6,7 @@ from benchmarks import hostile
 from benchmarks.cgroup import NoMemoryGroups, find_parent
 
 
+@pytest.mark.slow
 def test_a_siege(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         find_parent()

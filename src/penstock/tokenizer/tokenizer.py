@@ -81,7 +81,7 @@ class Tokenizer:
                     least = before + len(ids) - (begin - len(text)) // self.longest
                     if least > most:
                         raise ContextLengthError(
-                            f"the prompt has {least:,} tokens or more, and {most:,} leave room for an answer"
+                            f"the prompt has {least:,} tokens or more, and the context has room for {most:,}"
                         )
                 part = text[begin:end]
                 # The only call of the library that lets other threads run.
