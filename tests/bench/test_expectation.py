@@ -167,7 +167,7 @@ def test_a_busy_machine_is_measured_again_and_the_faster_number_is_right(
     "text", ["", "[]", '{"machine x": 3}', '{"machine x": {"numbers": [-1.0], "busy_trials": 0}}']
 )
 def test_damaged_notes_are_measured_anew(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    notes_path("test").parent.mkdir(parents=True)
+    notes_path("test").parent.mkdir(parents=True, exist_ok=True)
     notes_path("test").write_text(text)
     assert measured(monkeypatch, busy=False) == 1.0
     assert recall("test")["machine x"] == {"numbers": [1.0], "busy_trials": 0}

@@ -97,7 +97,7 @@ def test_speed_is_remembered_for_the_device(large: Path, monkeypatch: pytest.Mon
 
 def test_other_devices_stay_remembered(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_speed, "read_bandwidth", lambda _: 1e9)
-    notes_path(NOTES).parent.mkdir(parents=True)
+    notes_path(NOTES).parent.mkdir(parents=True, exist_ok=True)
     notes_path(NOTES).write_text('{"8:1 xfs 1000": {"bytes_per_second": 5.0, "when": 1.0}}')
     measured(large)
     assert len(found := json.loads(notes_path(NOTES).read_text())) == 2
