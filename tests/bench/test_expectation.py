@@ -127,6 +127,7 @@ def test_costs_are_measured_on_layers_like_the_models_own(
     monkeypatch.setattr("penstock.bench.imagined_layers.PATIENCE", 0.0)
     monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
+    monkeypatch.setattr("penstock.storage.read_speed.PAUSE", 0.0)
     synth(tmp_path / "m.gguf", width="tiny", mix="mxfp4")
     with Engine(tmp_path / "m.gguf", memory=None, load=False) as engine:
         said: list[str] = []
