@@ -127,6 +127,7 @@ def test_costs_are_measured_on_layers_like_the_models_own(
     monkeypatch.setattr("penstock.bench.imagined_layers.PATIENCE", 0.0)
     monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
+    monkeypatch.setattr("penstock.storage.read_speed.PAUSE", 0.0)
     synth(tmp_path / "m.gguf", width="tiny", mix="mxfp4")
     with Engine(tmp_path / "m.gguf", memory=None, load=False) as engine:
         said: list[str] = []
@@ -167,7 +168,7 @@ def test_a_busy_machine_is_measured_again_and_the_faster_number_is_right(
     "text", ["", "[]", '{"machine x": 3}', '{"machine x": {"numbers": [-1.0], "busy_trials": 0}}']
 )
 def test_damaged_notes_are_measured_anew(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    notes_path("test").parent.mkdir(parents=True)
+    notes_path("test").parent.mkdir(parents=True, exist_ok=True)
     notes_path("test").write_text(text)
     assert measured(monkeypatch, busy=False) == 1.0
     assert recall("test")["machine x"] == {"numbers": [1.0], "busy_trials": 0}

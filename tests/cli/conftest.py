@@ -19,6 +19,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.bench.expected.kernel_costs", some_costs)
     monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
+    monkeypatch.setattr("penstock.storage.read_speed.PAUSE", 0.0)
     monkeypatch.setattr("penstock.machine.measured_once.BUSY", 1e9)
     monkeypatch.setattr("penstock.bench.expectation.OTHER_PROMPTS", ())
     monkeypatch.setattr("penstock.bench.expectation.ANSWER", 8)

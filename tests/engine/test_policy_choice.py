@@ -50,7 +50,7 @@ def test_a_few_tokens_do_not_choose(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model": 3}', '{"model": {"trace": "/", "best": {}}}'])
 def test_damaged_notes_are_as_good_as_none(text: str) -> None:
-    notes_path(NOTES).parent.mkdir(parents=True)
+    notes_path(NOTES).parent.mkdir(parents=True, exist_ok=True)
     notes_path(NOTES).write_text(text)
     assert choose_policy("model", EXPERT) == DEFAULT
 

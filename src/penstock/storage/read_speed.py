@@ -22,8 +22,9 @@ from penstock.storage.source import ExpertSource
 from penstock.storage.store import ready_expert
 
 ONE_BY_ONE: Final = 12  # experts
-ROUNDS: Final = 6  # of many in a row; the best counts: a disk that others use is slower and never faster
-SECONDS: Final = 0.12  # of a round
+ROUNDS: Final = 10  # of many in a row; the best counts: a disk that others use is slower and never faster
+PAUSE: Final = 0.05  # seconds between two of them, so that not all fall in the same moment
+SECONDS: Final = 0.08  # of a round
 IN_FLIGHT: Final = 12
 SHORTEST: Final = 1e-15  # seconds of a byte
 MOST_BYTES: Final = 256 << 20  # of memory for them
@@ -64,11 +65,14 @@ def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
     requests = experts_at_random(source)
     with closing(Reader()) as reader:
         stream(reader, buffers, requests, 0.0)  # opens files, starts threads, brings memory
-        begin, worked = time.perf_counter(), _processor_seconds()
-        speeds = [stream(reader, buffers, requests, SECONDS) for _ in range(ROUNDS)]
-        nbytes = median(speeds) * (time.perf_counter() - begin)
-        delay = (_processor_seconds() - worked) / nbytes / read_cpu().usable
-        speed = max(speeds)
+        speeds, nbytes, worked = [], 0.0, 0.0
+        for _ in range(ROUNDS):
+            begin, before = time.perf_counter(), _processor_seconds()
+            speeds.append(stream(reader, buffers, requests, SECONDS))
+            nbytes += speeds[-1] * (time.perf_counter() - begin)
+            worked += _processor_seconds() - before
+            time.sleep(PAUSE)
+        speed, delay = max(speeds), worked / nbytes / read_cpu().usable
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
     seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
     latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
