@@ -7,7 +7,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # llama.cpp's threads must 
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
