@@ -14,13 +14,14 @@ from penstock.backend import open_backend
 from penstock.backend.state import Step as ModelStep
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan, state_layout
-from penstock.engine.runner import Loading, LocalRunner, give_back_memory
+from penstock.engine.runner import Loading, LocalRunner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
 from penstock.errors import OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
+from penstock.machine.pages import give_back_freed
 from penstock.option import takes
 from penstock.storage.heat import ExpertMap
 from penstock.storage.plan import Plan
@@ -108,7 +109,7 @@ class Engine:
             if self._runner is not None:
                 self._runner.close()
                 self._runner = None
-                give_back_memory()
+                give_back_freed()
 
     def _load(self, progress: Callable[[int, int], None] | None = None) -> LocalRunner:
         """With the lock held."""

@@ -1,8 +1,5 @@
 """Who runs steps: the model in this process.  Several machines would be another runner, and nobody would notice."""
 
-import ctypes
-import gc
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -133,10 +130,3 @@ class Loading:
     @property
     def share(self) -> float:
         return self.done / self.total if self.total else 0.0
-
-
-def give_back_memory() -> None:
-    """Lets the system have what has just been freed: the allocator would keep some of it for later."""
-    gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)

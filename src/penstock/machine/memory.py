@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.machine import macos
 from penstock.machine.groups import find_groups
 from penstock.machine.kernel_files import CGROUPS, PROC, counters, number, text
 
@@ -65,8 +66,12 @@ class Memory:
 
 def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:
     """As it is now."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if macos.HERE:
+        pages = macos.pages()
+        return Memory(total, pages.available if pages else total // 2, macos.swap_bytes())
     fields = _meminfo(proc)
-    total = fields.get("MemTotal", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    total = fields.get("MemTotal", total)
     return Memory(
         total=total,
         available=fields.get("MemAvailable", total // 2),

@@ -1,6 +1,5 @@
 """Large files written once, from front to back, without going through the page cache."""
 
-import errno
 import mmap
 import os
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.machine.disk import create_direct
 
 STAGE: Final = 8 << 20  # bytes per write
 
@@ -19,13 +20,7 @@ class DirectFile:
     """
 
     def __init__(self, path: Path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        try:
-            self.fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.fd = os.open(path, flags, 0o666)
+        self.fd = create_direct(path)
         self.staged = memoryview(mmap.mmap(-1, STAGE))  # page-aligned, as direct writes need
         self.used = self.size = 0
 
