@@ -29,7 +29,7 @@ demo: $(VENV)/.installed  ## three questions to the pocket model
 	$(BIN)/penstock run "What is 17 + 25?"
 	$(BIN)/penstock run "What is a penstock?"
 	$(BIN)/penstock run "What is 486 + 377?" --think
-	@echo "── left behind: $(VENV)/ and build/.  $(BIN)/penstock chat goes on from here; make clean removes both."
+	@echo "── left behind: $(VENV)/ and build/.  To go on: $(BIN)/penstock chat.  To remove both: make clean."
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
