@@ -1,4 +1,4 @@
-# `make demo` shows it working, `make test` proves it.  Both need only Python ≥ 3.11, a C++ compiler and a network.
+# `make demo` shows it working, `make test` proves it.  Both need only Python ≥ 3.11, g++ ≥ 11 or clang ≥ 14, and a network.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -39,6 +39,9 @@ lint: $(VENV)/.installed-dev
 test: lint  ## everything that runs on each change
 	$(BIN)/pytest -n 2
 
+test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
+	$(BIN)/pytest tests/gpu -q
+
 test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
 
@@ -67,8 +70,8 @@ wheel: $(VENV)/.tools  ## wheels for Linux on x86-64 and aarch64, and the source
 test-wheel: wheel  ## this machine's wheel, in an empty environment without a compiler
 	$(BIN)/python release/try_wheel.py dist/*_$$(uname -m).whl
 
-docs: $(VENV)/.installed  ## the page of options, from their declarations
-	$(BIN)/python -m benchmarks.options_page > docs/options.md
+docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
+	$(BIN)/python -m docs.generate
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

@@ -9,16 +9,24 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.backend import open_backend
+from penstock.backend.base import DeviceSpeeds
+from penstock.bench.verdict import judge_model
 from penstock.cli import doctor
 from penstock.cli.doctor import Status
 from penstock.cli.main import app
+from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
 from penstock.errors import ModelFormatError, PenstockError, ReadError
 from penstock.machine.cpu import Cpu
 from penstock.machine.disk import Disk
 from penstock.machine.disk_speed import Measured
+from penstock.machine.gpu import Gpu
 from penstock.machine.memory import GroupMemory, Memory
 from penstock.machine.pressure import Pressure, Stall
 from penstock.pocket import pocket_path
+from penstock.weights.opening import open_checkpoint
+from penstock.weights.synth import synth
 
 GIB = 1 << 30
 OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
@@ -28,9 +36,7 @@ NAMES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def test_a_table_for_people() -> None:
@@ -51,11 +57,32 @@ def test_json_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_model_and_its_disk() -> None:
     result = CliRunner().invoke(app, ["doctor", "--json", "-m", str(pocket_path())])
-    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    report = json.loads(result.stdout)
+    assert report["verdict"]["fits"] == "resident"
+    assert report["verdict"]["tokens_per_second"] > 0
+    checks = {check["name"]: check for check in report["checks"]}
     assert checks["disk"]["facts"]["direct"] is not None
     assert "a file of 128.00 MiB or more" in checks["disk speed"]["found"]
     missing = CliRunner().invoke(app, ["doctor", "-m", "/nowhere.gguf"])
     assert isinstance(missing.exception, ModelFormatError)
+
+
+def test_the_verdict_says_how_a_model_fits_and_what_would_help(tmp_path: Path) -> None:
+    synth(tmp_path / "m.gguf", width="tiny", ratios=(0, 4, 128, 4) * 3, mix="f16", vocab=20_000)
+    checkpoint, backend = open_checkpoint(tmp_path / "m.gguf"), open_backend("cpu", 1)
+    least = Engine(tmp_path / "m.gguf", memory=None, context=256, load=False, threads=1).plan.smallest
+    found = {
+        memory: judge_model(checkpoint, EngineOptions(memory=memory, context=256), backend)
+        for memory in (least - 1, least + (2 << 20), None)
+    }
+    assert [verdict.fits for verdict in found.values()] == ["not", "streams", "resident"]
+    texts = [" ".join(verdict.sentences) for verdict in found.values()]
+    assert "needs" in texts[0]
+    assert "tokens/s" in texts[1]
+    assert "What would help" in texts[1]
+    assert "all of it stays in memory" in texts[2]
+    assert {what.split(",")[0] for what, _ in found[least + (2 << 20)].help} >= {"twice the memory"}
+    assert not found[None].help  # nothing comes from the disk
 
 
 def test_only_a_problem_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +200,23 @@ def test_disk_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_speed(Path("m.gguf"), again=False).status is PROBLEM
 
 
-def test_gpu() -> None:
-    assert "the CPU does the work" in doctor.check_gpu([]).found
-    check = doctor.check_gpu(["NVIDIA H200"])
-    assert (check.status, check.facts) == (OK, {"driver": ["NVIDIA H200"]})
-    assert "NVIDIA H200; not used" in check.found
+def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speeds() -> DeviceSpeeds:
+        return DeviceSpeeds(4.5e12, 55e9)
+
+    def failing() -> DeviceSpeeds:
+        raise PenstockError("the driver is too old")
+
+    card = Gpu(0, "NVIDIA H200", 141 << 30, (9, 0), 132, "13.0")
+    assert "the CPU does the work" in doctor.check_gpu([], speeds).found
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    assert "penstock[cuda]" in doctor.check_gpu([card], speeds).advice
+    monkeypatch.setattr(doctor, "find_spec", lambda _: object())
+    check = doctor.check_gpu([card], speeds)
+    assert check.status is OK
+    assert check.found.startswith("NVIDIA H200")
+    assert check.found.endswith(
+        "compute capability 9.0, CUDA 13.0; memory 4.50 TB/s, from the host 55.0 GB/s"
+    )
+    assert doctor.check_gpu([card], failing).status is WARNING
+    assert doctor.check_gpu([card._replace(capability=(8, 9))], speeds).status is WARNING

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.backend.base import DeviceSpeeds
+from penstock.cli import plan
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
 from penstock.errors import BudgetError, OptionError
+from penstock.pocket import pocket_path
+from penstock.storage.device_plan import plan_for_device
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
+from tests.storage.test_device import FakeDevice
 
 MIB = 1 << 20
 
@@ -21,15 +27,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def own_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def run(*arguments: object) -> str:
     done = CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def test_what_a_person_reads(model: Path) -> None:
@@ -47,14 +51,47 @@ def test_what_a_program_reads_is_what_the_engine_does(model: Path) -> None:
         for name, value in engine.plan.as_dict().items():
             assert found[name] == (list(value) if isinstance(value, tuple) else value)
     assert found["context"] == 256
-    assert found["tokens_per_second"] > 0
-    assert found["disk_bandwidth"] is None  # the model is too small to measure a disk with
+    for name in (
+        "tokens_per_second",
+        "steady_tokens_per_second",
+        "prefill_tokens_per_second",
+        "disk_bandwidth",
+    ):
+        assert found[name] > 0
 
 
-def test_the_disk_is_measured_where_it_can_be(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.machine.disk_speed.SMALLEST_FILE", MIB)
-    found = json.loads(run("-m", model, "--memory", "1GiB", "--json"))
-    assert found["disk_bandwidth"] > 0
+def test_plans_agree_with_each_other(model: Path) -> None:
+    """What was measured once is believed, until somebody asks for it to be measured again."""
+    first, second = (json.loads(run("-m", model, "--memory", "none", "--json")) for _ in range(2))
+    for name in ("memory_bandwidth", "disk_bandwidth", "tokens_per_second"):
+        assert first[name] == second[name]
+
+
+def test_several_budgets(model: Path) -> None:
+    least = Engine(model, memory=None, context=256, load=False).plan.smallest
+    amounts = f"{least + 4 * MIB},4GiB,1MiB"
+    found = json.loads(run("-m", model, "--ctx", 256, "--budgets", amounts, "--json"))
+    assert [each.get("mode") for each in found] == ["direct", "mmap", None]
+    assert found[0]["budget"] == least + 4 * MIB
+    assert "at least" in found[2]["problem"]
+    assert "4.00 GiB" in run("-m", model, "--ctx", 256, "--budgets", amounts)
+    with pytest.raises(OptionError, match="--budgets is 'much'"):
+        run("-m", model, "--budgets", "much")
+
+
+def test_inspect_and_plan_agree_on_what_stays(model: Path) -> None:
+    for path in (model, pocket_path()):  # one of them has a draft block, which commands leave out
+        shown = CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout
+        planned = json.loads(run("-m", path, "--memory", "none", "--json"))
+        assert json.loads(shown)["resident_bytes"] == planned["dense"] == planned["dense_held"]
+
+
+def test_python_takes_the_budget_of_the_commands(model: Path) -> None:
+    with Engine(model, load=False) as engine:
+        budget = engine.plan.budget
+    assert budget is not None
+    found = json.loads(run("-m", model, "--json"))
+    assert found["budget"] == pytest.approx(budget, rel=0.5)  # of what is free at the moment
 
 
 def test_a_trace_tells_better(model: Path, tmp_path: Path) -> None:
@@ -74,3 +111,33 @@ def test_mistakes(model: Path) -> None:
         run("-m", model, "--memory", "20MiB")
     with pytest.raises(OptionError, match="memory"):
         run("-m", model, "--memory", "lots")
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_model_on_a_gpu(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]) -> None:
+    device = FakeDevice()
+    monkeypatch.setattr(FakeDevice, "speeds", lambda _: DeviceSpeeds(4e12, 5e10))
+    monkeypatch.setattr(plan, "choose_backend", lambda *_: device)
+    found = plan_for_device(
+        open_checkpoint(pocket_path()),
+        device,
+        lambda n: n,
+        lambda n: n,
+        budget=None,
+        chunk=None,
+        context=256,
+        kv_dtype="f16",
+    )
+    monkeypatch.setattr(plan, "make_engine_plan", lambda *_: found)
+    shown = run("-m", pocket_path(), *flags)
+    if flags:
+        whole = sum(found[0].read_by_token.values())
+        assert json.loads(shown)["tokens_per_second"] == pytest.approx(4e12 / whole)
+    else:
+        assert "all of this is the GPU's memory" in shown
+        assert "256 tokens" in shown
+
+
+def test_budgets_are_not_those_of_a_gpu(model: Path) -> None:
+    with pytest.raises(OptionError, match="--budgets compares"):
+        run("-m", model, "--device", "cuda", "--budgets", "4GiB")

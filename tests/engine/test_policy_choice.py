@@ -6,17 +6,12 @@ import pytest
 
 from penstock.engine.engine import Engine
 from penstock.machine.notes import notes_path, recall
-from penstock.storage.policy_choice import DEFAULT, NOTES, STEP, choose_policy, note_trace
-from penstock.storage.replay import replay
+from penstock.storage.policy_choice import DEFAULT, NOTES, SHORTEST, STEP, choose_policy, note_trace
+from penstock.storage.replay import best_policy, replay
 from penstock.storage.trace import TraceHeader, TraceWriter, read_trace
 from penstock.weights.synth import synth
 
 EXPERT = STEP
-
-
-@pytest.fixture(autouse=True)
-def own_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def record(path: Path, requests: list[list[int]]) -> None:
@@ -46,9 +41,16 @@ def test_the_best_of_the_trace(tmp_path: Path) -> None:
     assert choose_policy("model", 9 * EXPERT) == DEFAULT  # the trace is gone
 
 
+def test_a_few_tokens_do_not_choose(tmp_path: Path) -> None:
+    requests = [[0] if step % 2 else [1 + step // 2 % 40] for step in range(SHORTEST - 1)]
+    record(tmp_path / "trace", requests)
+    assert choose_policy("model", 2 * EXPERT) == DEFAULT
+    assert best_policy(read_trace(tmp_path / "trace"), 2 * EXPERT) != DEFAULT  # what it would have chosen
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"model": 3}', '{"model": {"trace": "/", "best": {}}}'])
 def test_damaged_notes_are_as_good_as_none(text: str) -> None:
-    notes_path(NOTES).parent.mkdir(parents=True)
+    notes_path(NOTES).parent.mkdir(parents=True, exist_ok=True)
     notes_path(NOTES).write_text(text)
     assert choose_policy("model", EXPERT) == DEFAULT
 

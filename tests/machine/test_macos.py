@@ -14,7 +14,7 @@ import penstock
 from penstock.machine import macos
 from penstock.machine.cpu import Cpu, cache_bytes, read_cpu
 from penstock.machine.disk import create_direct, find_disk, open_direct
-from penstock.machine.memory import Memory, read_memory
+from penstock.machine.memory import Memory, read_memory, resident_bytes
 from penstock.machine.pages import give_back, give_back_freed, reserve
 from penstock.machine.pressure import group_pressure, machine_pressure, read_paging
 from penstock.weights.synth import synth
@@ -47,6 +47,9 @@ class FakeMac(macos.Kernel):
         then = (purgeable, read_ahead, 0, 0, swap_ins, 0, 1, 2, files, 600, 9)
         return struct.pack("=4I9Q2I4Q4IQ", *first, *since, *then)
 
+    def task(self) -> bytes | None:
+        return struct.pack("=3Q6i", 400 * GIB, 3 * GIB, 4 * GIB, *([0] * 6))
+
     def statfs(self, path: Path) -> bytes | None:
         assert path.exists()
         words = (b"apfs", b"/", b"/dev/disk3s5")
@@ -69,6 +72,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("mac")
 def test_memory_is_what_is_free_or_holds_files() -> None:
     assert read_memory() == Memory(TOTAL, (1000 - 100 + 20 + 400) * mmap.PAGESIZE, 2 * GIB)
+    assert resident_bytes() == 3 * GIB
 
 
 @pytest.mark.usefixtures("mac")
@@ -99,6 +103,7 @@ def test_a_kernel_that_says_nothing_is_enough(tmp_path: Path) -> None:
     assert cache_bytes() == 0
     assert find_disk(tmp_path).filesystem == "unknown"
     assert read_paging()[1:] == (None, None)
+    assert resident_bytes() is None
 
 
 @pytest.mark.usefixtures("nowhere")

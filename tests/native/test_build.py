@@ -25,9 +25,10 @@ def configure(folder: Path, compiler: str | None = None) -> str:
     if compiler is not None:
         (programs / "c++").write_text(compiler)
         (programs / "c++").chmod(0o755)
+    path = str(programs) if compiler is None else f"{programs}:{os.environ['PATH']}"
     done = subprocess.run(
         ["cmake", "-S", str(SOURCE), "-B", str(folder / "build"), "-G", "Unix Makefiles"],
-        env={"PATH": str(programs) if compiler is None else f"{programs}:{os.environ['PATH']}"},
+        env={"PATH": path, "HOME": str(folder)},
         capture_output=True,
         text=True,
     )

@@ -29,6 +29,7 @@ from penstock.storage import pack_speed, pack_writer
 from penstock.storage.pack import FIXED, MAGIC, PackedSource, find_source, pack_path, sealed
 from penstock.storage.pack_speed import measure, reads_per_expert
 from penstock.storage.pack_writer import experts_bytes, write_pack
+from penstock.storage.read_speed import experts_at_random
 from penstock.storage.reader import BLOCK, Reader
 from penstock.storage.source import ExpertSource
 from penstock.weights.opening import open_checkpoint
@@ -386,7 +387,7 @@ def test_reads_that_an_expert_takes(packed: Path, tmp_path: Path) -> None:
 def test_both_ways_read_the_same_amount(packed: Path) -> None:
     source = ExpertSource(open_checkpoint(packed))
     size = packed.stat().st_size
-    ways = zip(pack_speed._as_they_lie(source), pack_speed._in_one_piece(source), strict=False)
+    ways = zip(experts_at_random(source), pack_speed._in_one_piece(source), strict=False)
     for apart, together in islice(ways, 200):
         (stretch,) = together.bundle.stretches
         assert apart.nbytes == together.nbytes == stretch.needed
@@ -401,7 +402,7 @@ def test_the_gain_is_that_of_neighbouring_rounds(packed: Path, monkeypatch: pyte
         pieces = len(next(requests).bundle.stretches)
         return 0.0 if seconds == 0 else (1.1 if pieces == 1 else 1.0) * 0.5 ** (next(rounds) // 2)
 
-    monkeypatch.setattr(pack_speed, "_speed", speed)
+    monkeypatch.setattr(pack_speed, "stream", speed)
     speeds = measure(ExpertSource(open_checkpoint(packed)))
     assert speeds.gain == pytest.approx(0.1)
     assert speeds.together == pytest.approx(1.1 * speeds.apart)

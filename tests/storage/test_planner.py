@@ -1,5 +1,6 @@
 """Plans: everything has its place, nothing is promised twice, and the impossible is refused with what is possible."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BudgetError
+from penstock.machine.memory import Memory
 from penstock.storage.dense import BUFFERS
-from penstock.storage.plan import CHUNKS, Needs, Plan, Sizes, make_plan
+from penstock.storage.plan import CHUNKS, LENGTHS, RESERVED, Needs, Plan, Sizes, make_plan, plan_for_context
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth, write_synth
@@ -96,11 +98,31 @@ def test_streamed_blocks_are_spread(model: Checkpoint, sizes: Sizes) -> None:
     assert max(apart) - min(apart) <= 1
 
 
-def test_expectations(model: Checkpoint, sizes: Sizes) -> None:
+def test_what_sessions_may_take(model: Checkpoint, sizes: Sizes) -> None:
     found = plan(model, sizes, least(model, sizes) + 4 * MIB, mode="direct")
-    reads = sum(found.read_by_token.values())
-    fast = found.seconds_per_token(memory=1e9, disk=1e15)
-    assert fast == pytest.approx(reads / 1e9)
-    slow = found.seconds_per_token(memory=1e15, disk=1e9, hit_rate=0.5)
-    assert slow == pytest.approx((found.dense_streamed + 0.5 * found.read_by_token["experts"]) / 1e9)
-    assert plan(model, sizes, None).disk_bytes() == 0
+    assert found.budget is not None
+    assert found.most_state is not None
+    given_up = found.experts_held - found.experts_fewest
+    assert found.most_state == found.state + given_up + found.budget - found.total
+    assert plan(model, sizes, None).most_state is None
+
+
+@pytest.mark.parametrize("budget", [0, 2 * MIB, 60 * MIB, 1 << 40])
+def test_a_context_that_nobody_asked_for_is_short_and_may_grow(
+    model: Checkpoint, sizes: Sizes, budget: int
+) -> None:
+    def needs(length: int) -> Needs:
+        return replace(NEEDS, state=MIB + 700 * length)
+
+    memory = Memory(total=1 << 40, available=1 << 40, swap=0)
+    options = {"mode": "auto", "chunk": None, "memory": memory}
+    start = plan(model, sizes, None).smallest - NEEDS.state + needs(RESERVED).state
+    short, longest = plan_for_context(model, needs, budget=start + budget, context=None, **options)  # type: ignore[arg-type]
+    assert short.state == needs(RESERVED).state
+    assert RESERVED <= longest <= model.config.context_length
+    assert make_plan(model, needs(longest), budget=start + budget, chunk=short.chunk).total <= start + budget
+    if longest < model.config.context_length:
+        with pytest.raises(BudgetError):
+            make_plan(model, needs(longest + LENGTHS), budget=start + budget, chunk=short.chunk)
+    given, tokens = plan_for_context(model, needs, budget=start + budget, context=2048, **options)  # type: ignore[arg-type]
+    assert (tokens, given.state) == (2048, needs(2048).state)

@@ -199,7 +199,8 @@ def test_replay_finds_the_engines_own_counters(
     model: Path, tmp_path: Path, policy: str, prefetch: str
 ) -> None:
     path = tmp_path / "trace.jsonl"
-    with streaming(model, 2 * MIB, policy=policy, prefetch=prefetch, trace=path) as engine:
+    # Sessions that outgrow the plan would make the cache smaller meanwhile.
+    with streaming(model, 6 * MIB, policy=policy, prefetch=prefetch, trace=path, sessions=3) as engine:
         answers(engine)
         stats, capacity = engine.stats(), engine.plan.experts_held
     found = replay(read_trace(path), policy, capacity)

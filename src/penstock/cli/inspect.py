@@ -10,6 +10,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from penstock.cli import options
+from penstock.hub.find import find_model
+from penstock.sizes import size
+from penstock.storage.plan import Sizes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
@@ -18,7 +21,7 @@ from penstock.weights.summary import roles, summarise, verify
 def inspect_command(
     model: Annotated[
         Path | None,
-        typer.Argument(help="GGUF file, first split, or checkpoint folder.  [default: pocket model]"),
+        typer.Argument(help=f"{options.MODEL_HELP}  [default: pocket model]"),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     check: Annotated[
@@ -28,10 +31,10 @@ def inspect_command(
     json_output: options.Json = False,
 ) -> None:
     """Show configuration, tensors, bytes by kind and type, and what can be streamed."""
-    opened = open_checkpoint(model or options.default_model(), mtp)
+    opened = open_checkpoint(find_model(model or options.default_model(), download=False), mtp)
     if check:
         _verify(opened)
-    summary = summarise(opened)
+    summary = describe(opened)
     if json_output:
         if tensors:
             summary["tensors"] = _tensor_rows(opened)
@@ -48,6 +51,11 @@ def inspect_command(
         console.print(table)
     if check:
         console.print("every weight was read and is finite")
+
+
+def describe(model: Checkpoint) -> dict[str, Any]:
+    """What `summarise` says of it, and what `plan` would keep of it in memory for every token."""
+    return summarise(model) | {"resident_bytes": Sizes(model.without_draft()).dense}
 
 
 def _verify(model: Checkpoint) -> None:
@@ -74,15 +82,6 @@ def _tensor_rows(model: Checkpoint) -> list[dict[str, Any]]:
     ]
 
 
-def size(nbytes: float) -> str:
-    """1536 → '1.50 KiB'"""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
-
-
 def _print_summary(console: Console, s: dict[str, Any]) -> None:
     c, stream = s["config"], s["streamable"]
     kinds = [layer["attention"] for layer in s["layers"]]
@@ -102,7 +101,7 @@ def _print_summary(console: Console, s: dict[str, Any]) -> None:
         "draft module": draft,
         "streamable": f"{size(stream['bytes'])} in {stream['experts']:,} experts; "
         f"{size(stream['bytes_per_token'])} read per token without a cache",
-        "stays resident": size(s["resident_bytes"]),
+        "stays resident": f"{size(s['resident_bytes'])}, which every token reads",
         "unused tensors": str(len(s["unused_tensors"])),
         "fingerprint": s["fingerprint"],
     }

@@ -1,28 +1,37 @@
 """`penstock plan`: what goes where in a budget of memory, and how fast it should be, before anything is loaded."""
 
 import json
-import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from penstock.backend import open_backend
-from penstock.bench.bandwidth import read_bandwidth
+from penstock.backend.base import DeviceBackend
+from penstock.bench.budgets import COLUMNS, Budget, budgets
+from penstock.bench.device_speed import OnDevice, expect_on_device
+from penstock.bench.expected import Expected, expect_here
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import choose_backend, make_engine_plan
 from penstock.errors import OptionError
-from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
-from penstock.storage.plan import SLACK, Plan
+from penstock.sizes import parse_size, size
+from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.storage.policies import POLICIES
-from penstock.storage.replay import replay
 from penstock.storage.trace import read_trace
-from penstock.weights.opening import open_checkpoint
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.layout import Role
+from penstock.weights.summary import roles
+
+NOTABLE = 1.1  # of what a type takes in the file
 
 
 @options.with_flags
@@ -30,57 +39,113 @@ def plan_command(
     chosen: EngineOptions,
     model: options.Model = None,
     trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace: expect its hit rate, not that of uniform routing.")
+        Path | None, typer.Option(help="A recorded trace: expect what it asked for, not what was learned.")
     ] = None,
     policy: Annotated[
         str, typer.Option(help="The policy to expect with a trace.", metavar="|".join(POLICIES))
     ] = "lfru",
-    measure: Annotated[bool, typer.Option("--measure", help="Measure the disk again.")] = False,
+    several: Annotated[
+        str, typer.Option("--budgets", help="Compare these amounts of memory, such as 4GiB,8GiB,16GiB.")
+    ] = "",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine and its disk again.")
+    ] = False,
     json_output: options.Json = False,
 ) -> None:
     """Show what a model would take from a budget of memory, and the speed to expect.
 
     Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
     """
-    path = model or options.default_model()
-    checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
-    backend = open_backend(chosen.device, chosen.thread_count)
+    checkpoint = open_model(model or options.default_model(), chosen, download=False)
+    say = partial(print, file=sys.stderr)
+    if several:
+        if chosen.device.startswith("cuda"):
+            raise OptionError(
+                f"--budgets compares amounts of the machine's memory; device is {chosen.device!r}"
+            )
+        amounts = [parse_size(each, "--budgets") for each in several.split(",")]
+        processor = open_backend("cpu", chosen.thread_count)
+        _compare(list(budgets(checkpoint, chosen, processor, amounts, say=say)), json_output)
+        return
+    backend = choose_backend(checkpoint, chosen)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
-    speeds: dict[str, Any] = {
-        "memory_bandwidth": read_bandwidth(chosen.thread_count, rounds=2),
-        "disk_bandwidth": _disk_speed(checkpoint.files[0].path, measure),
-    }
-    hit_rate = plan.hit_rate()
-    if trace is not None and plan.mode == "direct":
-        found = replay(read_trace(trace), policy, plan.experts_held)
-        hit_rate = found.hits / max(1, found.hits + found.misses)
-    seconds = plan.seconds_per_token(speeds["memory_bandwidth"], speeds["disk_bandwidth"], hit_rate)
-    if not math.isfinite(speeds["disk_bandwidth"]) and json_output:
-        speeds["disk_bandwidth"] = None  # JSON has no word for it
-    report = (
-        plan.as_dict() | speeds | {"context": tokens, "hit_rate": hit_rate, "tokens_per_second": 1 / seconds}
+    if isinstance(backend, DeviceBackend):
+        _on_device(checkpoint, backend, plan, tokens, json_output)
+        return
+    expected = expect_here(
+        checkpoint,
+        plan,
+        backend,
+        learned=chosen.learn == "on",
+        trace=None if trace is None else read_trace(trace),
+        policy=policy,
+        again=measure,
+        say=say,
     )
     if json_output:
-        print(json.dumps(report))
+        print(json.dumps(plan.as_dict() | {"context": tokens} | expected.as_dict()))
         return
-    console = Console(highlight=False)
-    console.print(_places(plan, tokens))
-    for line in _expectation(plan, report, trace is not None):
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_places(plan, tokens, chosen.context is not None))
+    for line in _expectation(plan, expected):
         console.print(line)
     room = read_memory().room
     if plan.total > room:
         console.print(f"[yellow]only {size(room)} are free now[/]")
 
 
-def _disk_speed(path: Path, again: bool) -> float:
-    """Bytes per second; infinite where the model is too small to measure a disk with, which then hardly matters."""
-    try:
-        return measured(path, again).bytes_per_second
-    except OptionError:
-        return math.inf
+def _compare(found: Sequence[Budget], json_output: bool) -> None:
+    if json_output:
+        print(json.dumps([each.as_dict() for each in found]))
+        return
+    table = Table()
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for each in found:
+        table.add_row(*each.cells())
+    Console(highlight=False).print(table)
 
 
-def _places(plan: Plan, context: int) -> Table:
+def _on_device(
+    checkpoint: Checkpoint, backend: DeviceBackend, plan: Plan, context: int, json_output: bool
+) -> None:
+    expected = expect_on_device(plan, backend)
+    if json_output:
+        print(json.dumps(plan.as_dict() | {"context": context} | expected._asdict()))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_places(plan, context, True))
+    for line in [*_device_expectation(plan, backend, expected), *_encoded_anew(checkpoint, backend)]:
+        console.print(line, markup=False)
+
+
+def _device_expectation(plan: Plan, backend: DeviceBackend, expected: OnDevice) -> list[str]:
+    whole = size(sum(plan.read_by_token.values()))
+    return [
+        f"on {backend.description}: all of this is the GPU's memory",
+        f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s; a token reads {whole}",
+        f"expected decode: {expected.tokens_per_second:.3g} tokens/s at most, as fast as a token is read",
+    ]
+
+
+def _encoded_anew(checkpoint: Checkpoint, backend: DeviceBackend) -> list[str]:
+    """Types that a device stores otherwise than the file does, and what that costs."""
+    stored: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for name, role in roles(checkpoint).items():
+        info = checkpoint.index[name]
+        if len(info.shape) == 2 and role is not Role.HASH_TABLE and role is not Role.ROUTED:
+            stored[info.kind.name] += info.total_bytes
+            there[info.kind.name] += backend.weight_bytes(info)
+    return [
+        f"{kind}: {size(stored[kind])} in the file, {size(there[kind])} there"
+        for kind in sorted(stored)
+        if there[kind] > stored[kind] * NOTABLE
+    ]
+
+
+def _places(plan: Plan, context: int, asked: bool) -> Table:
+    """asked: whether all of the context has its place, because it was asked for or experts do not give way."""
     table = Table(
         title=f"{plan.mode}, {size(plan.budget) if plan.budget else 'no limit'}", title_justify="left"
     )
@@ -92,7 +157,7 @@ def _places(plan: Plan, context: int) -> Table:
     slots = plan.experts_held // plan.expert_bytes
     rows = [
         ("program", plan.base + SLACK, "interpreter, libraries, tokenizer, tables"),
-        ("context", plan.state, f"state of one session of {context:,} tokens"),
+        ("context", plan.state, _context(plan, context, asked)),
         ("prefill", plan.work, f"{plan.chunk:,} tokens at a time"),
         ("weights of every token", plan.dense_held + plan.dense_buffers, f"of {size(plan.dense)}"),
         ("", None, "; ".join(part for part in (blocks, head) if part)),
@@ -111,17 +176,41 @@ def _places(plan: Plan, context: int) -> Table:
     return table
 
 
-def _expectation(plan: Plan, report: dict[str, Any], traced: bool) -> list[str]:
+def _context(plan: Plan, context: int, asked: bool) -> str:
+    if asked or plan.budget is None or context <= RESERVED:
+        return f"state of one session of {context:,} tokens"
+    return f"{RESERVED:,} tokens; up to {context:,}, for which weights give way"
+
+
+def _expectation(plan: Plan, expected: Expected) -> list[str]:
     whole = sum(plan.read_by_token.values())
-    disk = report["disk_bandwidth"]
-    speed = f"{disk / 1e9:.2f} GB/s" if math.isfinite(disk) else "not measured: the model is too small for it"
-    lines = [f"memory {report['memory_bandwidth'] / 1e9:.1f} GB/s, disk {speed}; a token reads {size(whole)}"]
+    disk, steady, first = expected.disk, expected.steady, expected.first
+    lines = [
+        f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s, disk {disk.bytes_per_second / 1e9:.2f} GB/s; "
+        f"a token reads {size(whole)}"
+    ]
     if plan.mode == "direct":
-        source = "by the trace" if traced else "if all are equally likely"
-        from_disk = size(int(plan.disk_bytes(report["hit_rate"])))
-        lines.append(f"hit rate {report['hit_rate']:.0%} {source}: {from_disk} of a token come from the disk")
-    lines.append(
-        f"expected: {report['tokens_per_second']:.2f} tokens/s = 1 / max(bytes of a token / memory, "
-        "bytes from disk / disk)"
+        read = size(steady.disk_bytes / steady.tokens)
+        lines.append(f"hit rate {steady.hit_rate:.0%} {expected.basis}: {read} of a token come from the disk")
+    elif expected.absent.nbytes:
+        coming = f"{size(expected.absent.nbytes)} are not in memory yet"
+        lines.append(f"{coming} and come with the first prompt, in about {expected.absent.seconds:.2g} s")
+    parts = {
+        "dense": "weights of every token",
+        "experts": "experts",
+        "logits": "logits",
+        "disk": "waiting for the disk",
+    }
+    times = [f"{1e3 * expected.token_seconds[name]:.3g} ms {what}" for name, what in parts.items()]
+    lines.append(f"time of a token: {', '.join(times)}")
+    later = (
+        ""
+        if first.per_second > 0.95 * steady.per_second
+        else f", {steady.per_second:.3g} once the cache is full"
     )
+    lines.append(f"expected decode: {first.per_second:.3g} tokens/s{later}")
+    prompts = [
+        f"{phase.per_second:.3g} tokens/s for {n:,} tokens" for n, phase in sorted(expected.prompts.items())
+    ]
+    lines.append(f"expected prefill: {', '.join(prompts)}")
     return lines

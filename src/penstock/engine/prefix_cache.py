@@ -16,6 +16,7 @@ MIN_BYTES: Final = 64 << 20  # for sessions, and
 MAX_BYTES: Final = 1 << 30  # as far as there is memory that the plan has no use for
 FULL_SESSIONS: Final = 8  # that such memory should hold
 CHANGED: Final = -1  # tokens of a session that cannot rewind to what it has in common with a prompt
+STATE_SHARE: Final = 8  # of the memory, an eighth may be sessions, for which experts give way
 PENDING_SHARE: Final = 4  # of the budget, a quarter may be sessions that wait to be saved
 
 
@@ -117,6 +118,19 @@ class PrefixCache:
         with self._lock:
             return max((_usable(idle, prompt) for idle in self._idle), default=0)
 
+    def pinned(self) -> dict[str, int]:
+        """Tokens that are pinned, by label: the most of each, on disk, or in memory if there is no disk."""
+        if self.disk is not None:
+            found = [(entry.label, entry.length) for entry in self.disk.pinned()]
+        else:
+            with self._lock:
+                found = [
+                    (idle.kind.removeprefix("pinned-"), len(idle.tokens))
+                    for idle in self._idle
+                    if idle.kind.startswith("pinned-")
+                ]
+        return {label: max(length for other, length in found if other == label) for label, _ in found}
+
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -200,12 +214,15 @@ def _usable(idle: _Idle, prompt: Sequence[int]) -> int:
 
 
 def _budget(engine: Engine) -> int:
-    """What the plan has for sessions, and of what it leaves over as much as is of use."""
+    """What the plan has for sessions, of what it leaves over as much as is of use, and a share of the experts'."""
     plan, full = engine.plan, engine.state_bytes(engine.context)
     useful = min(max(FULL_SESSIONS * full, MIN_BYTES), max(full, MAX_BYTES))
-    if plan.budget is None:
+    if plan.budget is None or plan.most_state is None:
         return useful
-    return max(plan.state, min(useful, plan.state + plan.budget - plan.total))
+    left = plan.state + plan.budget - plan.total
+    if engine.options.context is None:
+        left = max(left, min(plan.most_state, plan.budget // STATE_SHARE))
+    return max(plan.state, min(useful, left))
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -21,8 +21,9 @@ class Runner(ABC):
     states: StatePool
 
     @abstractmethod
-    def run(self, step: Step) -> Logits:
-        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed."""
+    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
+        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed.  progress:
+        see `Architecture.forward`."""
 
     @abstractmethod
     def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
@@ -66,6 +67,7 @@ class LocalRunner(Runner):
             pack=options.pack,
             trace=options.trace,
             governed=options.memory == "auto",
+            learn=options.learn == "on",
             fingerprint=fingerprint,
         )
         try:
@@ -78,13 +80,14 @@ class LocalRunner(Runner):
                 prefetch=options.prefetch == "auto",
             )
             self.storage.dense.load(progress)
+            self.storage.preload()
         except BaseException:
             self.storage.close()  # nothing may be read to memory that goes away
             raise
 
-    def run(self, step: Step) -> Logits:
+    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
         self.storage.begin_step()
-        hidden = self.model.forward(step)
+        hidden = self.model.forward(step, progress=progress)
         logits = self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
         self.backend.check()
         return logits

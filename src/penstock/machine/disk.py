@@ -114,12 +114,12 @@ def open_direct(path: Path) -> tuple[int, bool]:
     return fd, bool(flags)
 
 
-def create_direct(path: Path) -> int:
-    """A descriptor of a new, empty file for writing, past the page cache where the file system has that.
+def create_direct(path: Path, *, keep: bool = False) -> int:
+    """A descriptor for writing a file, past the page cache where the file system has that.  keep: what is in it stays.
 
     Direct writes need offsets, lengths and buffers in multiples of a page.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    flags = os.O_WRONLY | os.O_CREAT | (0 if keep else os.O_TRUNC)
     if macos.HERE:
         fd = os.open(path, flags, 0o666)
         _uncached(fd)
@@ -130,6 +130,17 @@ def create_direct(path: Path) -> int:
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, flags, 0o666)
+
+
+def sync_data(fd: int) -> None:
+    """What was written to a file will be there after a power failure."""
+    if not macos.HERE:
+        os.fdatasync(fd)
+        return
+    try:  # its `fsync` leaves bytes in the disk's own memory
+        fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC", 51))
+    except OSError:
+        os.fsync(fd)
 
 
 def _uncached(fd: int) -> bool:

@@ -1,4 +1,5 @@
-"""What macOS answers where Linux has files: `sysctl` by name, the Mach host's counts of pages, and `statfs`.
+"""What macOS answers where Linux has files: `sysctl` by name, Mach's counts of the machine's and this process's pages,
+and `statfs`.
 
 Like a file that is not there, a call that fails is an answer (None), so everything here can be asked on any system.
 """
@@ -15,6 +16,9 @@ HERE: bool = sys.platform == "darwin"  # tests set it, to run on Linux what is m
 _HOST_VM_INFO64: Final = 4
 # vm_statistics64: counts of pages, in the order of <mach/vm_statistics.h>
 _PAGES: Final = struct.Struct("=4I9Q2I4Q4IQ")
+_TASK_BASIC_INFO: Final = 20
+# mach_task_basic_info: bytes of addresses, in memory now and at most; times, policy and suspensions
+_TASK: Final = struct.Struct("=3Q6i")
 # statfs: sizes and ids, then type, mount point and device in words, as in <sys/mount.h>
 _STATFS: Final = struct.Struct("=Ii5Q2i4I16s1024s1024s8I")
 
@@ -43,6 +47,15 @@ class Kernel:
         words = ctypes.c_uint32(_PAGES.size // 4)
         answer = ctypes.create_string_buffer(_PAGES.size)
         failed = self._calls.host_statistics64(self._host, _HOST_VM_INFO64, answer, ctypes.byref(words))
+        return None if failed else answer.raw
+
+    def task(self) -> bytes | None:
+        if self._calls is None:
+            return None
+        words = ctypes.c_uint32(_TASK.size // 4)
+        answer = ctypes.create_string_buffer(_TASK.size)
+        own = ctypes.c_uint32.in_dll(self._calls, "mach_task_self_")
+        failed = self._calls.task_info(own, _TASK_BASIC_INFO, answer, ctypes.byref(words))
         return None if failed else answer.raw
 
     def statfs(self, path: Path) -> bytes | None:
@@ -90,6 +103,12 @@ def pages() -> Pages | None:
     free, purgeable, read_ahead, files = found[0], found[13], found[14], found[21]
     available = free - read_ahead + purgeable + files  # what was read ahead is free, and a file too
     return Pages(available * mmap.PAGESIZE, page_ins=found[6], swap_ins=found[17])
+
+
+def resident_bytes() -> int | None:
+    """What this process has in memory now."""
+    answer = KERNEL.task()
+    return None if answer is None else int(_TASK.unpack(answer)[1])
 
 
 class FileSystem(NamedTuple):

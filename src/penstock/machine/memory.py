@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +63,14 @@ class Memory:
     def safe_budget(self) -> int:
         """Bytes that this process may take now, beyond what it has, without anybody having to swap."""
         return max(0, self.room - self.margin)
+
+
+def resident_bytes(proc: Path = PROC) -> int | None:
+    """What this process has in memory now, pages of mapped files included; None where the kernel does not tell."""
+    if macos.HERE:
+        return macos.resident_bytes()
+    fields = (text(proc / "self" / "statm") or "").split()
+    return int(fields[1]) * PAGESIZE if len(fields) > 1 and fields[1].isdecimal() else None
 
 
 def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:

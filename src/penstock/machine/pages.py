@@ -1,7 +1,6 @@
 """Memory of the process's own, by the page: addresses first, memory when something is written there, and back."""
 
 import ctypes
-import gc
 import mmap
 from contextlib import suppress
 
@@ -30,8 +29,7 @@ def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:
 
 
 def give_back_freed() -> None:
-    """Lets the system have what has just been freed: the allocator would keep some of it for later."""
-    gc.collect()
+    """Lets the system have what has been freed: the allocator would keep some of it for later."""
     calls = ctypes.CDLL(None)
     if macos.HERE and hasattr(calls, "malloc_zone_pressure_relief"):
         calls.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))

@@ -98,7 +98,7 @@ Digest products(const Kernels& kernels, const Format& f) {
             const std::vector<u8> data = weights(f, out_rows, columns, pattern, random);
             std::vector<u8> scale(static_cast<std::size_t>(out_rows * (columns / 32 + 1)));
             for (u8& byte : scale) byte = static_cast<u8>(pattern == 4 ? random() % 240 : 110 + random() % 30);
-            const ps_weight w = {data.data(), scale.data(), f.type, out_rows, columns, 0, nullptr, 0};
+            const ps_weight w = {data.data(), scale.data(), f.type, out_rows, columns, 0, nullptr, 0, nullptr};
             for (i64 rows : {1, 2, 3, 4, 7, 64}) {
                 std::vector<float> x = numbers(rows * columns, random);
                 if (pattern == 3) x.assign(x.size(), 1.0f);

@@ -24,6 +24,8 @@ class Counters:
     prefetch_issued: int = 0
     prefetch_useful: int = 0  # asked for ahead and then needed
     prefetch_wasted: int = 0
+    guesses: int = 0  # of the reads ahead, those that were only likely, and turned out right or not
+    guesses_right: int = 0
     read_errors: int = 0
     requests: int = 0  # layers that asked for experts
 

@@ -1,4 +1,4 @@
-"""How often every expert was used lately, for whoever watches."""
+"""How often every expert was used: lately, for whoever watches, and in all, for who remembers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +34,10 @@ class Heat:
     def __init__(self, blocks: Sequence[str], experts: int, clock: Callable[[], float] = time.monotonic):
         self.blocks, self.experts = list(blocks), experts
         self._clock = clock
+        self.uses = np.zeros(
+            (len(self.blocks), experts), np.int64
+        )  # since the beginning: rows that chose an expert
+        self._rows = dict(zip(self.blocks, self.uses, strict=True))
         self._begin, self._counts = self._counted = clock(), {block: np.zeros(experts) for block in blocks}
 
     def use(self, block: str, experts: NDArray[np.int64] | Sequence[int]) -> None:
@@ -43,6 +47,7 @@ class Heat:
             self._begin_anew(age)
             age = 0.0
         self._counts[block][experts] += 2.0**age
+        self._rows[block] += np.bincount(np.ravel(experts), minlength=self.experts)
 
     def now(self) -> NDArray[np.float32]:
         """[blocks, experts]"""

@@ -3,8 +3,12 @@
 In this order: the process itself, the attention state of one session, the rows of a prefill chunk, a few experts.
 Then the weights that every token reads, because a byte of them in memory saves reading it with every token; blocks
 that do not fit take turns in two buffers.  All that is left belongs to the experts.
+
+Where no length of context is asked for, there is state for a short one, and experts give way to sessions that grow
+beyond it: `Plan.most_state` says how far.  Then a new plan is made, with more state and fewer weights that stay.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +16,7 @@ from typing import Any, Final
 
 from penstock.errors import BudgetError
 from penstock.machine.memory import Memory
+from penstock.sizes import write_amount
 from penstock.storage.bundle import Bundle
 from penstock.storage.dense import BUFFERS, EMBEDDING, HEAD, block_of, block_order, slices
 from penstock.storage.source import ExpertSource
@@ -20,8 +25,8 @@ from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a prefill step that a plan chooses from
-SHORTEST: Final = 4096  # tokens of context that are always planned for
-STATE_SHARE: Final = 8  # without a given context, at most an eighth of the budget for its state
+RESERVED: Final = 4096  # tokens of context that have their place before anything is given up for more
+LENGTHS: Final = 1024  # tokens in which a context that follows from the budget is counted
 CHUNK_SHARE: Final = 12  # of the budget, at most a twelfth for the rows of a chunk
 AHEAD: Final = 12  # experts read before anybody has asked for them, at most
 SLACK: Final = (
@@ -36,6 +41,7 @@ class Needs:
     base: int  # interpreter, libraries, tokenizer, tables
     state: int  # the sessions that are in use at a time
     work: Callable[[int], int]  # working memory of a step with so many rows
+    requests: int = 0  # of a server, on their way to prompts
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Plan:
     state: int
     chunk: int  # rows
     work: int  # their memory
+    requests: int  # what a server's requests may take on their way to prompts
     dense: int  # weights every token needs, in all
     dense_held: int
     dense_buffers: int
@@ -56,6 +63,7 @@ class Plan:
     slice_head: bool
     experts_total: int
     experts_held: int
+    experts_fewest: int  # bytes of them that a step cannot do without
     ahead: int
     expert_bytes: int  # of the largest expert
     read_by_token: dict[str, int]  # bytes of a token: "dense" from memory or disk, "experts"
@@ -64,27 +72,23 @@ class Plan:
     def total(self) -> int:
         """Memory in use when everything is full."""
         held = self.dense_held + self.dense_buffers + self.experts_held + self.ahead
-        return self.base + SLACK + self.state + self.work + held
+        return self.base + SLACK + self.state + self.requests + self.work + held
 
     @property
     def dense_streamed(self) -> int:
         return self.dense - self.dense_held
 
+    @property
+    def most_state(self) -> int | None:
+        """Bytes that sessions may take if experts give way to them; None without a limit."""
+        if self.budget is None:
+            return None
+        given_up = max(0, self.experts_held - self.experts_fewest) if self.mode == "direct" else 0
+        return self.state + max(0, self.budget - self.total) + given_up
+
     def hit_rate(self) -> float:
         """Of uniform routing: the share of experts that are in memory."""
         return min(1.0, self.experts_held / self.experts_total) if self.experts_total else 1.0
-
-    def disk_bytes(self, hit_rate: float | None = None) -> float:
-        """Bytes that a token has to wait for from the disk."""
-        if self.mode != "direct":
-            return 0.0
-        misses = 1 - (self.hit_rate() if hit_rate is None else hit_rate)
-        return self.dense_streamed + misses * self.read_by_token["experts"]
-
-    def seconds_per_token(self, memory: float, disk: float, hit_rate: float | None = None) -> float:
-        """memory, disk: bytes per second.  Reading from both goes on at the same time: the slower one counts."""
-        computing = sum(self.read_by_token.values()) / memory
-        return max(computing, self.disk_bytes(hit_rate) / disk)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"total": self.total, "hit_rate_uniform": self.hit_rate()}
@@ -137,13 +141,15 @@ def make_plan(
     shared: dict[str, Any] = {
         "base": needs.base,
         "state": needs.state,
+        "requests": needs.requests,
         "dense": sizes.dense,
         "experts_total": source.total_bytes,
+        "experts_fewest": fewest,
         "expert_bytes": expert,
         "read_by_token": reads,
     }
 
-    fixed = needs.base + SLACK + needs.state
+    fixed = needs.base + SLACK + needs.state + needs.requests
     outside = sizes.blocks[""]
     buffers = BUFFERS * max(sizes.blocks[block] for block in sizes.order)
     first_chunk = chunk or CHUNKS[0]
@@ -155,8 +161,8 @@ def make_plan(
     if mode != "direct" or budget is None:
         if budget is not None and everything > budget:
             raise BudgetError(
-                f"streaming is {mode!r}, which holds the whole model: {_amount(everything)}, and memory is "
-                f"{_amount(budget)}.  streaming 'direct' works from {_amount(smallest)} on"
+                f"streaming is {mode!r}, which holds the whole model: {write_amount(everything)}, and memory is "
+                f"{write_amount(budget)}.  streaming 'direct' works from {write_amount(smallest)} on"
             )
         rows = chunk or 512
         return Plan(
@@ -175,9 +181,9 @@ def make_plan(
         )
     if budget < smallest:
         raise BudgetError(
-            f"memory is {_amount(budget)}, and this model needs {_amount(smallest)} at least: "
-            f"{_amount(needs.base + SLACK)} for the program, {_amount(needs.state)} for the context, "
-            f"{_amount(smallest - fixed)} for the weights that are in use at a time"
+            f"memory is {write_amount(budget)}, and this model needs {write_amount(smallest)} at least: "
+            f"{write_amount(needs.base + SLACK)} for the program, {write_amount(needs.state)} for the context, "
+            f"{write_amount(smallest - fixed)} for the weights that are in use at a time"
         )
     rows = chunk or max(
         size for size in CHUNKS if size == CHUNKS[0] or needs.work(size) <= budget // CHUNK_SHARE
@@ -216,20 +222,33 @@ def plan_for_context(
     chunk: int | None,
     context: int | None,
     memory: Memory,
+    state: int = 0,
+    replanned: bool = True,
 ) -> tuple[Plan, int]:
-    """The plan for a context of so many tokens (None: as long as leaves most of the budget to weights), and how long
-    the context may be.  needs: what the rest takes at a context length."""
+    """The plan for a context of so many tokens (None: for a short one that may grow), and how long it may be.
+
+    needs      what the rest takes at a context length
+    state      bytes that sessions need at least
+    replanned  whether another plan is made when sessions need more than this one can give them
+    """
     sizes = Sizes(checkpoint)
     if budget is None and mode in ("auto", "direct"):
         whole = sizes.dense + sizes.source.total_bytes
         if mode == "direct" or whole > memory.safe_budget():
             budget = memory.safe_budget()  # mapping a file that is larger than memory is no way to run it
-    found = context or checkpoint.config.context_length
-    if context is None and budget is not None:
-        while found > SHORTEST and needs(found).state > budget // STATE_SHARE:
-            found = max(SHORTEST, found // 2)
-    plan = make_plan(checkpoint, needs(found), budget=budget, mode=mode, chunk=chunk, sizes=sizes)
-    return plan, found
+    limit = checkpoint.config.context_length
+    reserved = context or min(limit, RESERVED if budget is not None else limit)
+    now = needs(reserved)
+    now = replace(now, state=max(now.state, state))
+    plan = make_plan(checkpoint, now, budget=budget, mode=mode, chunk=chunk, sizes=sizes)
+    most = plan.most_state
+    if budget is not None and replanned and mode in ("auto", "direct"):
+        # What a plan with chunks of the same size can have at most, if hardly any weight stays.
+        most = budget - (plan.smallest - plan.state) - (plan.work - now.work(chunk or CHUNKS[0]))
+    if context is not None or most is None or needs(limit).state <= most:
+        return plan, context or limit
+    longer = bisect_right(range(reserved, limit, LENGTHS), most, key=lambda length: needs(length).state)
+    return plan, reserved + LENGTHS * max(0, longer - 1)
 
 
 def _streamed(sizes: Sizes, room: int) -> tuple[tuple[str, ...], bool]:
@@ -250,7 +269,3 @@ def _spread(blocks: Sequence[str], count: int) -> tuple[str, ...]:
     """`count` of the blocks, evenly spread, so that reading one has the time that the others in between compute."""
     total = len(blocks)
     return tuple(block for at, block in enumerate(blocks) if (at + 1) * count // total > at * count // total)
-
-
-def _amount(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"

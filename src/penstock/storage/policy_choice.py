@@ -6,17 +6,24 @@ from typing import Final
 from penstock.errors import PenstockError
 from penstock.machine.notes import recall, remember
 from penstock.storage.replay import best_policy
-from penstock.storage.trace import read_trace
+from penstock.storage.trace import Trace, read_trace
 
 NOTES: Final = "traces"  # by fingerprint: where the last trace is, and which policy it spoke for
 DEFAULT: Final = "lfru"  # where nothing was recorded: good at most sizes, bad at none
 STEP: Final = 1 << 28  # capacities are told apart in steps of a quarter GiB
+SHORTEST: Final = 128  # tokens, below which a trace does not choose
 LATEST: Final = 100_000  # experts asked for, of the end of a trace, that are replayed
 
 
 def note_trace(fingerprint: str, path: Path) -> None:
     """A trace of the model has been recorded."""
     remember(NOTES, fingerprint, {"trace": str(path.resolve()), "best": {}})
+
+
+def tells(trace: Trace) -> bool:
+    """Whether a trace is long enough to choose by: of a few tokens every policy makes about the same."""
+    first = trace.blocks[:1]
+    return int(trace.rows[trace.blocks == first].sum()) >= SHORTEST if len(first) else False
 
 
 def choose_policy(fingerprint: str, capacity: int) -> str:
@@ -28,9 +35,10 @@ def choose_policy(fingerprint: str, capacity: int) -> str:
             if isinstance(best.get(step), str):
                 return str(best[step])
             try:
-                found = best_policy(read_trace(Path(path)).latest(LATEST), capacity)
+                trace = read_trace(Path(path)).latest(LATEST)
             except PenstockError:
                 return DEFAULT
+            found = best_policy(trace, capacity) if tells(trace) else DEFAULT
             remember(NOTES, fingerprint, {"trace": path, "best": {**best, step: found}})
             return found
         case _:

@@ -12,6 +12,7 @@ from penstock.storage.reader import Reader
 from penstock.storage.slots import Slot, Slots
 from penstock.storage.source import ExpertSource
 
+GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to read ahead
 TRIAL: Final = 256  # guesses after which it is decided whether to go on
 PAUSE: Final = 20_000  # guesses not made before the next trial
 WORTH: Final = 0.4  # right guesses of all, below which the disk's time is better left alone
@@ -109,6 +110,8 @@ class Prefetch:
         if key not in self._guessed:
             return
         self._guessed.discard(key)
+        self.counters.guesses += 1
+        self.counters.guesses_right += right
         self._guesses += 1
         self._right += right
         if self._guesses == TRIAL:

@@ -5,11 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.backend.base import Backend
+from penstock.backend.base import Backend, DeviceBackend
+from penstock.errors import OptionError
+from penstock.machine.memory import read_memory
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.dense import DenseWeights, LoadedDense
+from penstock.storage.device import DeviceDense, DeviceExperts
+from penstock.storage.learning import Learning
 from penstock.storage.pack import find_source
+from penstock.storage.page_cache import Bringing
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import choose_policy, note_trace
 from penstock.storage.prefetch import Prefetch
@@ -34,6 +39,8 @@ class Storage:
     counters: Counters | None = None
     recorder: "Recorder | None" = None
     watch: Watch | None = None
+    bringing: Bringing | None = None
+    learning: "Learning | None" = None
     step_began: dict[str, Any] = field(default_factory=dict)
 
     def totals(self) -> dict[str, Any]:
@@ -53,6 +60,13 @@ class Storage:
             }
         )
 
+    def preload(self) -> None:
+        """Called once the dense weights are there: the experts that were used most are next."""
+        if self.learning is not None and isinstance(self.experts, StreamedExperts) and self.recorder is None:
+            usage = self.learning.known
+            if usage is not None and usage.tells:
+                self.experts.preload(usage.favourites())
+
     def begin_step(self) -> None:
         """Called before every step."""
         self.step_began.clear()
@@ -61,6 +75,11 @@ class Storage:
             self.recorder.step += 1
         if self.watch is not None:
             self.watch.adjust()
+
+    def lend(self, nbytes: int) -> None:
+        """Sessions need so many bytes beyond what the plan has for them: experts give way."""
+        if isinstance(self.experts, StreamedExperts) and self.plan.mode == "direct":
+            self.experts.lend(nbytes - max(0, (self.plan.budget or 0) - self.plan.total))
 
     def stats(self) -> dict[str, Any]:
         """Counters since the beginning, those of the latest step, and by block."""
@@ -80,6 +99,10 @@ class Storage:
         return found
 
     def close(self) -> None:
+        if self.learning is not None:
+            self.learning.finish()
+        if self.bringing is not None:
+            self.bringing.stop()
         if self.recorder is not None:
             self.recorder.close()
         if self.reader is not None:
@@ -124,16 +147,28 @@ def open_storage(
     pack: Path | str | None,
     trace: Path | None,
     governed: bool,
+    learn: bool,
     fingerprint: Callable[[], str],
 ) -> Storage:
     """Makes the stores of the plan.  Weights are read when the model asks `dense` to load.
 
     governed: whether the experts' share follows what the machine can spare
+    learn: whether to begin with what was used most so far, and to remember what is used now
     """
+    if isinstance(backend, DeviceBackend):
+        if trace is not None:
+            raise OptionError(
+                "trace: a GPU keeps to itself which experts are asked for; device cpu records them"
+            )
+        reader, stacks = Reader(), DeviceExperts(checkpoint, backend)
+        return Storage(plan, DeviceDense(checkpoint, backend, reader, stacks), stacks, reader)
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
         dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)
-        return Storage(plan, dense, experts)
+        files = checkpoint.files
+        fits = sum(file.size for file in files) <= read_memory().room
+        learning = Learning(fingerprint(), experts.heat) if learn else None
+        return Storage(plan, dense, experts, bringing=Bringing(files) if fits else None, learning=learning)
     reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
     if policy == "auto":
@@ -157,4 +192,5 @@ def open_storage(
             lowest=2 * source.checkpoint.config.experts_used * plan.expert_bytes,
             highest=source.total_bytes,
         )
-    return Storage(plan, loaded, streamed, reader, counters, recorder, watch)
+    learning = Learning(fingerprint(), streamed.heat, counters) if learn else None
+    return Storage(plan, loaded, streamed, reader, counters, recorder, watch, learning=learning)

@@ -86,7 +86,7 @@ class MappedExperts(ExpertStore):
         experts, blocks = checkpoint.config.experts, block_order(checkpoint)
         self._leases = {block: ResidentLease(backend.expert_table(experts)) for block in blocks}
         self._described = {block: np.zeros(experts, bool) for block in blocks}  # are in the block's table
-        self._heat = Heat(blocks, experts)
+        self.heat = Heat(blocks, experts)
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
         del following  # nothing is ever on its way here
@@ -95,7 +95,7 @@ class MappedExperts(ExpertStore):
             for number in np.unique(numbers[~described[numbers]]).tolist():
                 self._leases[block].table.put(number, self._expert(block, number))
                 described[number] = True
-        self._heat.use(block, numbers)
+        self.heat.use(block, numbers)
         return self._leases[block]
 
     def _expert(self, block: str, number: int) -> DeviceExpert:
@@ -104,8 +104,8 @@ class MappedExperts(ExpertStore):
 
     def map(self) -> ExpertMap:
         """All are present: which of them really are is known to the system alone."""
-        heat = self._heat.now()
-        return ExpertMap(self._heat.blocks, np.ones(heat.shape, bool), heat)
+        heat = self.heat.now()
+        return ExpertMap(self.heat.blocks, np.ones(heat.shape, bool), heat)
 
 
 def ready_expert(backend: Backend, weights: list[Weight]) -> DeviceExpert:

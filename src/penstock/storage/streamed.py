@@ -25,6 +25,9 @@ from penstock.storage.source import ExpertSource
 from penstock.storage.store import ExpertStore, Lease, ready_expert
 
 IN_FLIGHT: Final = 12  # experts on their way while many rows wait for the next
+TOGETHER: Final = (
+    3  # of them computed at a time: meanwhile nothing new is asked for, and the disk must not run dry
+)
 
 
 class Recorder(Protocol):
@@ -81,7 +84,11 @@ class StreamedExperts(ExpertStore):
         self.source, self.backend, self.reader = source, backend, reader
         self.memory = Tier("memory", cache, slots)
         self.prefetch, self.counters, self.recorder = prefetch, counters, recorder
-        self._heat = Heat(source.blocks, source.experts)
+        self.heat = Heat(source.blocks, source.experts)
+        self._arriving: dict[
+            int, Transfer
+        ] = {}  # in the cache before anybody asked, and on their way, by key
+        self._share, self._lent = cache.capacity, 0
         self.table = backend.expert_table(source.experts)  # of the lease under way
 
     @property
@@ -93,7 +100,7 @@ class StreamedExperts(ExpertStore):
         numbers: list[int] = np.unique(routed).tolist()
         number = self.source.number(block)
         self.counters.requests += 1
-        self._heat.use(block, routed)
+        self.heat.use(block, routed)
         if self.recorder is not None and numbers:
             self.recorder.record(number, len(routed), numbers)
         return StreamedLease(self, number, numbers, following)
@@ -113,23 +120,57 @@ class StreamedExperts(ExpertStore):
         return [key for key in keys if key not in self.cache]
 
     def map(self) -> ExpertMap:
-        heat = self._heat.now()
+        heat = self.heat.now()
         present = np.zeros(heat.shape, bool)
         present.reshape(-1)[list(self.memory.entries)] = (
             True  # the copy is made at once, whatever comes and goes
         )
-        return ExpertMap(self._heat.blocks, present, heat)
+        return ExpertMap(self.heat.blocks, present, heat)
 
     # ── moving experts between the tiers ──────────────────────────────────────────────────────────────────
 
     def resize(self, capacity: int) -> None:
-        """The cache may hold so many bytes from now on."""
+        """The cache may hold so many bytes from now on, less what it has lent."""
+        self._share = capacity
+        self._fit()
+
+    def lend(self, nbytes: int) -> None:
+        """So many bytes of the cache's share are somebody else's: whole experts give way, but the last few."""
+        largest = max(self.source.slot_bytes)
+        self._lent = -(-max(0, nbytes) // largest) * largest
+        self._fit()
+
+    def _fit(self) -> None:
+        fewest = 2 * self.source.checkpoint.config.experts_used * max(self.source.slot_bytes)
+        capacity = max(min(fewest, self._share), self._share - self._lent)
+        if capacity == self.cache.capacity:
+            return
         room = self.memory.slots.limit - self.cache.capacity
         for key in self.cache.resize(capacity):
             self.evict(key)
         self.memory.slots.resize(capacity + room)
 
+    def preload(self, keys: Sequence[int]) -> None:
+        """The cache begins with these experts, as many as fit, the first ones to stay longest.  They come while there
+        is nothing else to read, the first ones first."""
+        fitting, room = [], self.cache.capacity - self.cache.used
+        for key in keys:
+            room -= self.source.size_of(key)
+            if room < 0:
+                break
+            fitting.append(key)
+        for key in reversed(fitting):
+            list(self.cache.request([key]))
+        for key in fitting:
+            self._arriving[key] = self._read(key, urgent=False)
+
     def evict(self, key: int) -> None:
+        arriving = self._arriving.pop(key, None)
+        if arriving is not None:
+            if not self.reader.cancel(arriving.job):
+                self.reader.wait_any([arriving.job])
+            self.reader.drop(arriving.job)
+            self.memory.slots.give(arriving.slot)
         if self.memory.release(key):
             self.counters.blocks[key // self.source.experts].evictions += 1
 
@@ -138,11 +179,18 @@ class StreamedExperts(ExpertStore):
         counters = self.counters.blocks[key // self.source.experts]
         counters.misses += 1
         counters.bytes_read += sum(stretch.length for stretch in self.source.bundle(key).stretches)
-        found = self.prefetch.claim(key)
-        if found is None:
-            slot = self.memory.slots.take(self.source.size_of(key))
-            pieces = list(self.source.bundle(key).pieces(self.reader, slot.address))
-            found = Transfer(self.reader.submit(pieces), slot)
+        return self.prefetch.claim(key) or self._read(key, urgent=True)
+
+    def _read(self, key: int, urgent: bool) -> Transfer:
+        slot = self.memory.slots.take(self.source.size_of(key))
+        pieces = list(self.source.bundle(key).pieces(self.reader, slot.address))
+        return Transfer(self.reader.submit(pieces, urgent=urgent), slot)
+
+    def awaited(self, key: int) -> Transfer | None:
+        """Somebody needs an expert of the cache now that was to come some time."""
+        found = self._arriving.pop(key, None)
+        if found is not None:
+            self.reader.promote(found.job)
         return found
 
     def arrive(self, key: int, transfer: Transfer) -> DeviceExpert:
@@ -223,8 +271,8 @@ class StreamedLease(Lease):
             """The next expert, and those behind it that are here."""
             if queue[-1] in self.coming:
                 self._wait(queue[-1])
-            share = []
-            while queue and queue[-1] in self.here:
+            share: list[int] = []
+            while queue and queue[-1] in self.here and (self.requested or len(share) < TOGETHER):
                 share.append(queue.pop())
             self.last = not queue
             return self._hand_over(share)
@@ -265,7 +313,11 @@ class StreamedLease(Lease):
             store.evict(gone)
         if hit:
             self.counters.hits += 1
-            self.here[key] = store.memory.entries[key].expert
+            arriving = store.awaited(key)
+            if arriving is None:
+                self.here[key] = store.memory.entries[key].expert
+            else:
+                self.coming[key] = arriving
         else:
             self.coming[key] = store.request(key)
         self.decided = None

@@ -37,8 +37,9 @@ class Watch:
             size=self.experts.cache.used,
         )
         self._paging, self._sampled = paging, now
+        before = self.governor.size
         size = self.governor.advise(sample, now)
-        if size != self.experts.cache.capacity:
+        if size != before:
             self.experts.resize(size)
             self.resizes += 1
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.machine.disk import create_direct
+from penstock.machine.disk import create_direct, sync_data
 
 STAGE: Final = 8 << 20  # bytes per write
 
@@ -16,13 +16,20 @@ STAGE: Final = 8 << 20  # bytes per write
 class DirectFile:
     """A file written past the page cache, which a model would only fill with what nobody reads soon.
 
-    Where the file system has no direct writes, the same blocks go through the cache.
+    Where the file system has no direct writes, the same blocks go through the cache.  `keep`: bytes of a file that is
+    there already, behind which writing goes on.
     """
 
-    def __init__(self, path: Path):
-        self.fd = create_direct(path)
+    def __init__(self, path: Path, keep: int = 0):
+        self.fd = create_direct(path, keep=keep > 0)
         self.staged = memoryview(mmap.mmap(-1, STAGE))  # page-aligned, as direct writes need
-        self.used = self.size = 0
+        self.size, self.used = keep, keep % mmap.PAGESIZE
+        if self.used:  # the page that is to be filled up is written again
+            with open(path, "rb") as file:
+                file.seek(keep - self.used)
+                self.staged[: self.used] = file.read(self.used)
+        self.written = keep - self.used
+        os.lseek(self.fd, self.written, os.SEEK_SET)
 
     def __enter__(self) -> "DirectFile":
         return self
@@ -46,8 +53,13 @@ class DirectFile:
             if self.used == STAGE:
                 self._flush()
 
+    def safe(self) -> int:
+        """Bytes from the front on that would be there after a power failure."""
+        sync_data(self.fd)
+        return self.written
+
     def _flush(self) -> None:
         block = self.staged[: -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE]
         while block:
             block = block[os.write(self.fd, block) :]
-        self.used = 0
+        self.written, self.used = self.written + self.used, 0

@@ -49,7 +49,6 @@ def summarise(model: Checkpoint) -> dict[str, Any]:
         "bytes_by_role": dict(by_role.most_common()),
         "bytes_by_type": dict(by_type.most_common()),
         "streamable": _streamable(model, routed),
-        "resident_bytes": total - routed,
         "draft": model.draft,
         "draft_used": model.has_mtp,
         "tokenizer": _tokenizer(model),

@@ -24,6 +24,10 @@ class Width:
     def ratios(self, layers: int) -> list[int]:
         return [self.ratio_of(number) for number in range(layers)]
 
+    def whole(self) -> ModelConfig:
+        """The published model."""
+        return self.config(self.ratios(self.layers), self.hash_layers, self.base.vocab_size)
+
     def config(self, ratios: Sequence[int], hash_layers: int, vocab: int) -> ModelConfig:
         """The model with one layer per entry of `ratios`, the first `hash_layers` of them hash-routed."""
         layers = tuple(

@@ -1,0 +1,295 @@
+"""How fast a model will be: a run of it played through with measured costs, before anything is loaded.
+
+Layer by layer as the engine goes: what stays is computed, experts that are missing are asked for at once, hits are
+computed meanwhile, weights without a place of their own are read ahead.  The cache and its policy are the engine's;
+only the kernels and the disk are replaced by the time that they take.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from penstock.bench.costs import Costs, LayerCosts
+from penstock.bench.routing import DrawnRouting, Routing, TracedRouting
+from penstock.bench.timeline import Timeline
+from penstock.storage.cache import Cache, make_cache
+from penstock.storage.dense import BUFFERS
+from penstock.storage.plan import Plan, Sizes
+from penstock.storage.prefetch import GUESSED_ROWS, WORTH
+from penstock.storage.read_speed import ReadSpeed
+from penstock.storage.source import ExpertSource
+from penstock.storage.trace import Trace
+from penstock.storage.usage import Usage
+from penstock.weights.checkpoint import Checkpoint
+
+PROMPT: Final = 512  # tokens
+OTHER_PROMPTS: Final = (16, 64, 4096)
+ANSWER: Final = 64
+FEW_CHUNKS: Final = 6  # of a prompt
+SETTLING: Final = 16  # tokens after which a full cache has found its ways
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some tokens, the seconds that they take, those of them spent waiting for the disk, and what is read."""
+
+    tokens: int
+    seconds: float
+    waiting: float
+    disk_bytes: float
+    hit_rate: float
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A prompt and an answer from where a run begins, and answers once the cache is full."""
+
+    prefill: Phase
+    first: Phase
+    steady: Phase
+    prompts: Mapping[int, Phase]  # by length
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Experts of a layer that are read before it asks, and their read."""
+
+    count: float
+    read: int
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Experts that a layer has to wait for: until when, and those of them that are on their way already."""
+
+    count: int
+    there: float
+    ahead: Ahead | None
+
+
+class ExpectedRun:
+    """One run, step by step."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        costs: Costs,
+        disk: ReadSpeed,
+        routing: Routing,
+        policy: str = "lfru",
+        guesses_right: float = 0.0,
+        sizes: Sizes | None = None,
+    ):
+        """guesses_right: of those about the next layer's experts, the share that is."""
+        self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
+        self.disk, self.guesses_right = disk, guesses_right
+        self.sizes = sizes or Sizes(checkpoint)
+        self.time = Timeline(disk.latency, disk.bytes_per_second, disk.delay)
+        self.position = self.hits = self.misses = 0
+        source = self.sizes.source
+        self.cache: Cache | None = None
+        if plan.mode == "direct":
+            self.cache = make_cache(policy, plan.experts_held, source.slot_bytes, source.experts)
+        self._seen: list[set[int]] = [set() for _ in costs.layers]  # experts of a mapped file that were used
+        self._streamed = [block for block in self.sizes.order if block in plan.streamed]
+        self._coming: dict[str, int] = {}  # streamed block → its read
+        for block in self._streamed[:BUFFERS]:
+            self._read_block(block)
+
+    def fill(self, keys: Sequence[int]) -> None:
+        """The cache holds these experts, as many as fit, the first ones longest."""
+        if self.cache is not None:
+            for key in keys:
+                if self.cache.used + self.sizes.source.size_of(key) > self.cache.capacity:
+                    return
+                list(self.cache.request([key]))
+
+    def prefill(self, tokens: int) -> Phase:
+        """A prompt.  Of one with many chunks the first few are played; the others are like the last of them."""
+        begin = before = self._mark()
+        chunks = [min(self.plan.chunk, tokens - at) for at in range(0, tokens, self.plan.chunk)]
+        for rows in chunks[:FEW_CHUNKS]:
+            before = self._mark()
+            self._step(rows, logits=False)
+        played = self._since(begin, sum(chunks[:FEW_CHUNKS]))
+        last, more = self._since(before, chunks[0]), (tokens - played.tokens) / chunks[0]
+        return replace(
+            played,
+            tokens=tokens,
+            seconds=played.seconds + more * last.seconds + self.costs.head,
+            waiting=played.waiting + more * last.waiting,
+            disk_bytes=played.disk_bytes + more * last.disk_bytes,
+        )
+
+    def decode(self, tokens: int) -> Phase:
+        begin = self._mark()
+        for _ in range(tokens):
+            self._step(1, logits=True)
+        return self._since(begin, tokens)
+
+    def _mark(self) -> tuple[float, float, float, int, int]:
+        return self.time.now, self.time.waited, self.time.disk_bytes, self.hits, self.misses
+
+    def _since(self, mark: tuple[float, float, float, int, int], tokens: int) -> Phase:
+        now, waited, read, hits, misses = (
+            after - before for after, before in zip(self._mark(), mark, strict=True)
+        )
+        return Phase(tokens, now, waited, read, hits / (hits + misses) if hits + misses else 1.0)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _step(self, rows: int, logits: bool) -> None:
+        time = self.time
+        time.compute(self.costs.step.at(rows))
+        chosen = [self.routing.draw(number, rows) for number in range(self.config.layer_count)]
+        ahead = self._announce(chosen)
+        for number, costs in enumerate(self.costs.layers):
+            block = f"blk.{number}"
+            if block in self._coming:
+                time.wait_ahead(self._coming.pop(block))
+            time.compute(costs.rest.at(rows) + rows * costs.deeper * (self.position + rows / 2))
+            if self.cache is None:
+                new = set(chosen[number]) - self._seen[number]
+                self._seen[number] |= new
+                time.compute(costs.mapped + len(new) * costs.described)
+                time.compute(self._computing(costs, rows, len(chosen[number])))
+            else:
+                missing = self._ask(self.cache, number, chosen[number], ahead.get(number))
+                if rows <= GUESSED_ROWS and number + 1 < len(chosen):
+                    self._guess(number + 1, chosen[number + 1], ahead)
+                self._compute(costs, rows, len(chosen[number]), missing)
+            if block in self._streamed:
+                place = self._streamed.index(block)
+                self._read_block(self._streamed[(place + BUFFERS) % len(self._streamed)])
+        if logits:
+            if self.plan.slice_head:
+                time.wait(time.ask(self.sizes.head) - self.costs.head)
+            time.compute(self.costs.head)
+        self.position += rows
+
+    def _read_block(self, block: str) -> None:
+        self._coming[block] = self.time.ask_ahead(self.sizes.blocks[block])
+
+    def _computing(self, costs: LayerCosts, rows: int, experts: int) -> float:
+        """Seconds of a layer's experts."""
+        return costs.shared.at(rows) + experts * costs.routed.at(rows * self.config.experts_used / experts)
+
+    # ── experts that come and go ──────────────────────────────────────────────────────────────────────────
+
+    def _announce(self, chosen: Sequence[list[int]]) -> dict[int, Ahead]:
+        """Experts that follow from the tokens alone are read ahead, as far as there is room: by number of block."""
+        ahead: dict[int, Ahead] = {}
+        if self.cache is not None:
+            for number, layer in enumerate(self.config.layers):
+                if layer.hashed:
+                    self._read_ahead(number, self._absent(number, chosen[number]), ahead)
+        return ahead
+
+    def _guess(self, number: int, chosen: list[int], ahead: dict[int, Ahead]) -> None:
+        """The next layer's experts, some of which are those that it will ask for."""
+        if self.guesses_right >= WORTH and not self.config.layers[number].hashed:
+            absent = self._absent(number, chosen)
+            self._read_ahead(number, absent, ahead)
+            if number in ahead:
+                ahead[number] = replace(ahead[number], count=ahead[number].count * self.guesses_right)
+
+    def _read_ahead(self, number: int, count: int, ahead: dict[int, Ahead]) -> None:
+        size = self.sizes.source.slot_bytes[number]
+        taken = sum(
+            each.count * self.sizes.source.slot_bytes[block]
+            for block, each in ahead.items()
+            if block >= number
+        )
+        count = min(count, int(self.plan.ahead - taken) // size)
+        if count > 0:
+            self.time.compute(count * self.disk.handling / 2)
+            ahead[number] = Ahead(count, self.time.ask_ahead(count * size))
+
+    def _absent(self, number: int, chosen: list[int]) -> int:
+        assert self.cache is not None
+        return sum(number * self.sizes.source.experts + expert not in self.cache for expert in chosen)
+
+    def _ask(self, cache: Cache, number: int, chosen: list[int], ahead: Ahead | None) -> Missing:
+        """The cache decides, and what is missing is asked for."""
+        source = self.sizes.source
+        keys = [number * source.experts + expert for expert in chosen]
+        hits = sum(decision.hit for decision in cache.request(keys))
+        missing = len(keys) - hits
+        self.hits += hits
+        self.misses += missing
+        early = min(float(missing), ahead.count) if ahead else 0.0
+        there = self.time.ask((missing - early) * source.slot_bytes[number])
+        return Missing(missing, there if missing > early else 0.0, ahead)
+
+    def _compute(self, costs: LayerCosts, rows: int, experts: int, missing: Missing) -> None:
+        """Few rows: hits first, then what comes as it comes; many: in order of number, reading meanwhile.  Either way
+        the last one to come is computed when it is there."""
+        time, computing = self.time, self._computing(costs, rows, experts)
+        time.compute(costs.streamed + missing.count * self.disk.handling)
+        each = costs.routed.at(rows * self.config.experts_used / experts)
+        last = each if missing.count else 0.0
+        time.compute(computing - last)
+        if missing.ahead:
+            time.wait_ahead(missing.ahead.read)
+        time.wait(missing.there)
+        time.compute(last)
+
+
+def expect(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    costs: Costs,
+    disk: ReadSpeed,
+    *,
+    usage: Usage | None = None,
+    trace: Trace | None = None,
+    policy: str = "lfru",
+    coming: float = 0.0,
+) -> Expectation:
+    """The speed of a model, on disk or imagined.
+
+    usage, trace  how often experts were used, or which ones; without either all are equally likely
+    coming        seconds that a mapped file takes to come to memory, with the first prompt
+    """
+    sizes = Sizes(checkpoint)
+    source, used = sizes.source, checkpoint.config.experts_used
+
+    def run() -> ExpectedRun:
+        if trace is not None:
+            routing: Routing = TracedRouting(trace)
+        else:
+            shape = (checkpoint.config.layer_count, source.experts)
+            routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used)
+        right = 0.0 if usage is None else usage.guesses_right
+        return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, sizes)
+
+    prompts = {}
+    for tokens in (*OTHER_PROMPTS, PROMPT):  # the last one goes on
+        beginning = run()
+        if usage is not None and trace is None:
+            beginning.fill(usage.favourites())
+        prompts[tokens] = _with_the_file(beginning.prefill(tokens), coming)
+    first = beginning.decode(ANSWER)
+    settled = run()
+    settled.fill(usage.favourites() if usage is not None and trace is None else _mixed(source))
+    settled.position = PROMPT
+    settled.decode(SETTLING)
+    return Expectation(prompts[PROMPT], first, settled.decode(ANSWER), prompts)
+
+
+def _with_the_file(prefill: Phase, coming: float) -> Phase:
+    """Bringing a file takes the processor's time too, so it adds to what it goes on beside."""
+    return replace(prefill, seconds=prefill.seconds + coming, waiting=prefill.waiting + coming)
+
+
+def _mixed(source: ExpertSource) -> list[int]:
+    """All experts, such that any part of the list has about as many of each block."""
+    blocks = range(source.checkpoint.config.layer_count)
+    return [block * source.experts + expert for expert in range(source.experts) for block in blocks]

@@ -1,0 +1,110 @@
+"""The speed to expect here and now: what is known of this machine, its disk and the model's use, put together.
+
+For a model that is not here, `imagine` its checkpoint and give the speed of the disk that it would lie on:
+
+    checkpoint = imagine(WIDTHS["flash"].whole(), lambda plan: stored_type(plan, "q2"))
+    plan, context = make_engine_plan(checkpoint, EngineOptions(memory=16 << 30), backend, None)
+    expect_here(checkpoint, plan, backend, disk=ReadSpeed(3e9, 1e-4)).steady.per_second
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.backend.base import Backend
+from penstock.bench.bandwidth import read_bandwidth
+from penstock.bench.costs import Costs, fingerprint, kernel_costs
+from penstock.bench.expectation import Expectation, expect
+from penstock.machine.measured_once import MeasuredOnce
+from penstock.storage.page_cache import Absent, absent
+from penstock.storage.plan import Plan
+from penstock.storage.policy_choice import DEFAULT, choose_policy
+from penstock.storage.read_speed import ReadSpeed, read_speed
+from penstock.storage.source import ExpertSource
+from penstock.storage.trace import Trace
+from penstock.storage.usage import recall_usage
+from penstock.weights.checkpoint import Checkpoint
+
+MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
+UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
+
+
+@dataclass(frozen=True)
+class Expected(Expectation):
+    """And what it follows from."""
+
+    costs: Costs
+    disk: ReadSpeed
+    memory_bandwidth: float  # bytes per second
+    basis: str  # where the hit rate comes from
+    absent: Absent  # of a mapped file
+
+    @property
+    def token_seconds(self) -> dict[str, float]:
+        """Where the time of a token goes, once the cache is full."""
+        layers = self.costs.layers
+        dense = sum(layer.rest.at(1) for layer in layers) + self.costs.step.at(1)
+        logits, waiting = self.costs.head, self.steady.waiting / self.steady.tokens
+        whole = self.steady.seconds / self.steady.tokens
+        return {
+            "dense": dense,
+            "experts": max(0.0, whole - dense - logits - waiting),
+            "logits": logits,
+            "disk": waiting,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "tokens_per_second": self.first.per_second,
+            "steady_tokens_per_second": self.steady.per_second,
+            "prefill_tokens_per_second": self.prefill.per_second,
+            "prefill_by_prompt": {str(n): phase.per_second for n, phase in sorted(self.prompts.items())},
+            "token_seconds": self.token_seconds,
+            "hit_rate": self.steady.hit_rate,
+            "hit_rate_basis": self.basis,
+            "disk_bytes_per_token": self.steady.disk_bytes / self.steady.tokens,
+            "disk_bandwidth": self.disk.bytes_per_second,
+            "disk_latency": self.disk.latency,
+            "memory_bandwidth": self.memory_bandwidth,
+            "cold_bytes": self.absent.nbytes,
+        }
+
+
+def expect_here(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    backend: Backend,
+    *,
+    disk: ReadSpeed | None = None,
+    learned: bool = True,
+    trace: Trace | None = None,
+    policy: str = DEFAULT,
+    again: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Expected:
+    """What is not known yet is measured, once, which takes a few seconds: `say` is told before.
+
+    disk     the speed of the disk, for a model that is not on any; else that of its own
+    learned  whether the use of experts that was learned counts, if there is any
+    policy   the one to expect with a trace; else the engine's own choice
+    """
+    threads = getattr(backend, "threads", 1)
+    notes = MeasuredOnce("machine", fingerprint(backend), again, say)
+    seconds_per_byte = notes.numbers("memory", 1, lambda: [1 / read_bandwidth(threads, MEMORY)])[0]
+    costs = kernel_costs(checkpoint, backend, notes)
+    on_disk, usage = disk is None, None
+    if disk is None:
+        disk = read_speed(ExpertSource(checkpoint), backend, notes)
+        if trace is None and plan.mode == "direct":
+            config, model = checkpoint.config, checkpoint.fingerprint()
+            known = recall_usage(model, config.layer_count, config.experts) if learned else None
+            usage = known if known is not None and known.tells else None
+            policy = choose_policy(model, plan.experts_held)
+    cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
+    found = expect(
+        checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, coming=cold.seconds
+    )
+    basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
+    return Expected(
+        **vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, absent=cold
+    )

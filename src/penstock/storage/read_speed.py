@@ -1,0 +1,123 @@
+"""How fast a model's experts come from its disk: one alone, and many in a row, read as the engine reads them."""
+
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from statistics import median
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from penstock.backend.base import Backend
+from penstock.machine.cpu import read_cpu
+from penstock.machine.disk import find_disk
+from penstock.machine.measured_once import MeasuredOnce
+from penstock.machine.pages import reserve
+from penstock.storage.bundle import Bundle, Bytes
+from penstock.storage.reader import Reader
+from penstock.storage.source import ExpertSource
+from penstock.storage.store import ready_expert
+
+ONE_BY_ONE: Final = 12  # experts
+ROUNDS: Final = 10  # of many in a row; the best counts: a disk that others use is slower and never faster
+PAUSE: Final = 0.05  # seconds between two of them, so that not all fall in the same moment
+SECONDS: Final = 0.08  # of a round
+IN_FLIGHT: Final = 12
+SHORTEST: Final = 1e-15  # seconds of a byte
+MOST_BYTES: Final = 256 << 20  # of memory for them
+
+
+class ReadSpeed(NamedTuple):
+    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte; `handling` is what the
+    calling thread has to do for each expert, `delay` what all others lose while a byte is read.
+
+    >>> ReadSpeed(2e9, 0.001).seconds(4_000_000)
+    0.003
+    """
+
+    bytes_per_second: float
+    latency: float
+    handling: float = 1e-4
+    delay: float = 0.0  # of computing, by the byte: reading takes some of every core
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency + nbytes / self.bytes_per_second if nbytes else 0.0
+
+
+def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> ReadSpeed:
+    """As noted for this disk and experts of this size, or measured now, in a second."""
+    disk = find_disk(source.checkpoint.files[0].path)
+    size, pieces = source.slot_bytes[0], len(source.bundle(0).stretches)
+    # Numbers of devices are given anew at every start, so the file system and the size have to agree too.
+    item = f"disk {disk.device} {disk.filesystem} {disk.size}, {pieces} pieces of {size}"
+    by_byte, *others = notes.numbers(item, 4, lambda: measure_reads(source, backend))
+    return ReadSpeed(1 / max(by_byte, SHORTEST), *others)
+
+
+def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
+    """Seconds by the byte, and the other numbers of a `ReadSpeed`."""
+    size = max(source.slot_bytes)
+    count = max(1, min(IN_FLIGHT, MOST_BYTES // size))
+    buffers = [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(count)]
+    requests = experts_at_random(source)
+    with closing(Reader()) as reader:
+        stream(reader, buffers, requests, 0.0)  # opens files, starts threads, brings memory
+        speeds, nbytes, worked = [], 0.0, 0.0
+        for _ in range(ROUNDS):
+            begin, before = time.perf_counter(), _processor_seconds()
+            speeds.append(stream(reader, buffers, requests, SECONDS))
+            nbytes += speeds[-1] * (time.perf_counter() - begin)
+            worked += _processor_seconds() - before
+            time.sleep(PAUSE)
+        speed, delay = max(speeds), worked / nbytes / read_cpu().usable
+        alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
+    seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
+    latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
+    return [1 / speed, latency, handling, delay]
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") -> tuple[float, float]:
+    """Seconds until a layer has an expert that it waits for, and those of them that this thread worked."""
+    begin, worked = time.perf_counter(), time.thread_time()
+    reader.wait(reader.submit(list(request.bundle.pieces(reader, buffer.ctypes.data))))
+    ready_expert(backend, [request.bundle.weight(info, buffer) for info in request.bundle.infos])
+    return time.perf_counter() - begin, time.thread_time() - worked
+
+
+class Request(NamedTuple):
+    bundle: Bundle
+    nbytes: int  # that are of use
+
+
+def experts_at_random(source: ExpertSource) -> Iterator[Request]:
+    """Each one before any comes again, because disks remember what they have just read."""
+    keys = list(range(source.checkpoint.config.layer_count * source.experts))
+    while True:
+        random.shuffle(keys)
+        for key in keys:
+            bundle = source.bundle(key)
+            yield Request(bundle, sum(info.total_bytes for info in bundle.infos))
+
+
+def stream(reader: Reader, buffers: Sequence[Bytes], requests: Iterator[Request], seconds: float) -> float:
+    """Bytes per second, with one request on its way to each of the buffers at any time."""
+    begin, nbytes = time.perf_counter(), 0
+    jobs: deque[int] = deque()
+    for number, (bundle, useful) in enumerate(requests):
+        if number >= len(buffers):
+            reader.wait(jobs.popleft())
+            if time.perf_counter() >= begin + seconds:
+                break
+        address = buffers[number % len(buffers)].ctypes.data
+        jobs.append(reader.submit(bundle.pieces(reader, address)))
+        nbytes += useful
+    reader.wait_all(jobs)
+    return nbytes / (time.perf_counter() - begin)

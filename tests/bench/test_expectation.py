@@ -1,0 +1,184 @@
+"""What is expected of a run follows from what its parts take."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.backend import open_backend
+from penstock.bench import expectation
+from penstock.bench.costs import Costs, Curve, LayerCosts
+from penstock.bench.expectation import expect
+from penstock.bench.expected import expect_here
+from penstock.bench.routing import DrawnRouting
+from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
+from penstock.engine.planning import make_engine_plan
+from penstock.machine.measured_once import MeasuredOnce
+from penstock.machine.notes import notes_path, recall
+from penstock.storage.plan import Plan
+from penstock.storage.read_speed import ReadSpeed
+from penstock.storage.usage import Usage
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.imagined import imagine
+from penstock.weights.opening import open_checkpoint
+from penstock.weights.synth import plan_synth, stored_type, synth
+from penstock.weights.widths import WIDTHS
+
+GIB = 1 << 30
+MS = 1e-3
+FLAT = Curve((1, 64), (MS, 64 * MS))  # a millisecond for every row
+
+
+@pytest.fixture(scope="module")
+def flash() -> Checkpoint:
+    return imagine(WIDTHS["flash"].whole(), lambda plan: stored_type(plan, "q2"))
+
+
+@pytest.fixture(autouse=True)
+def one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the usual length: more would only take longer."""
+    monkeypatch.setattr(expectation, "OTHER_PROMPTS", ())
+    monkeypatch.setattr(expectation, "ANSWER", 16)
+
+
+def planned(model: Checkpoint, budget: int | None) -> Plan:
+    return make_engine_plan(model, EngineOptions(memory=budget), open_backend("cpu", 1), None)[0]
+
+
+def costs(model: Checkpoint) -> Costs:
+    layer = LayerCosts(FLAT, 0.0, Curve((1, 64), (0.0, 0.0)), FLAT, 0.0, 0.0, 0.0)
+    return Costs((layer,) * model.config.layer_count, 2 * MS, Curve((1, 64), (0.0, 0.0)))
+
+
+def test_an_imagined_model_is_planned_like_one_on_disk(tmp_path: Path) -> None:
+    plan = plan_synth(width="tiny", mix="q2")
+    synth(tmp_path / "m.gguf", width="tiny", mix="q2")
+    real = open_checkpoint(tmp_path / "m.gguf")
+    imagined = imagine(plan.config, lambda each: stored_type(each, "q2"))
+    for budget in (None, planned(real, None).smallest + (1 << 20)):
+        found, expected = planned(imagined, budget).as_dict(), planned(real, budget).as_dict()
+        for name in ("experts_total", "expert_bytes", "read_by_token", "mode"):
+            assert found[name] == expected[name]
+        assert found["total"] == pytest.approx(expected["total"], rel=0.01)
+
+
+def test_all_in_memory(flash: Checkpoint) -> None:
+    found = expect(flash, planned(flash, 200 * GIB), costs(flash), ReadSpeed(1e9, 0.0))
+    per_token = (1 + flash.config.experts_used) * flash.config.layer_count * MS + 2 * MS
+    assert found.steady.seconds / found.steady.tokens == pytest.approx(per_token)
+    assert found.first.waiting == found.first.disk_bytes == 0
+
+
+def test_a_slow_disk_sets_the_pace(flash: Checkpoint) -> None:
+    disk = ReadSpeed(1e8, 0.0, handling=0.0)
+    found = expect(flash, planned(flash, 16 * GIB), costs(flash), disk).steady
+    assert found.seconds == pytest.approx(found.disk_bytes / disk.bytes_per_second, rel=0.2)
+    assert found.waiting > 0.5 * found.seconds
+    assert 0.05 < found.hit_rate < 0.2
+
+
+def test_more_memory_is_never_slower(flash: Checkpoint) -> None:
+    speeds = [
+        expect(flash, planned(flash, gib * GIB), costs(flash), ReadSpeed(2e9, 1e-4)).steady.per_second
+        for gib in (4, 16, 48, 200)
+    ]
+    assert speeds == sorted(speeds)
+
+
+def test_what_was_used_most_is_hit_more_often(flash: Checkpoint) -> None:
+    config = flash.config
+    counts = np.tile(1e5 / np.arange(1, config.experts + 1), (config.layer_count, 1)).astype(np.float32)
+    plan, disk = planned(flash, 16 * GIB), ReadSpeed(2e9, 1e-4)
+    uniform = expect(flash, plan, costs(flash), disk)
+    learned = expect(flash, plan, costs(flash), disk, usage=Usage(counts))
+    assert learned.steady.hit_rate > 2 * uniform.steady.hit_rate
+    assert learned.first.hit_rate > uniform.first.hit_rate  # from the first token on
+
+
+def test_right_guesses_save_waiting(flash: Checkpoint) -> None:
+    plan, disk = planned(flash, 16 * GIB), ReadSpeed(3e9, 1e-3)
+    counts = np.ones((flash.config.layer_count, flash.config.experts), np.float32)
+    none, many = (Usage(counts, 1000.0, right) for right in (0.0, 900.0))
+    waits = [expect(flash, plan, costs(flash), disk, usage=each).steady.waiting for each in (none, many)]
+    assert waits[1] < 0.8 * waits[0]
+
+
+def test_a_file_that_is_not_in_memory_comes_with_the_first_prompt(flash: Checkpoint) -> None:
+    plan = planned(flash, 200 * GIB)
+    warm, cold = (
+        expect(flash, plan, costs(flash), ReadSpeed(1e9, 0.0), coming=s).prefill for s in (0.0, 9.0)
+    )
+    assert cold.seconds == pytest.approx(warm.seconds + 9.0)
+
+
+def test_rows_of_a_prompt_share_experts() -> None:
+    routing = DrawnRouting(np.ones((1, 256)), 6)
+    assert len(routing.draw(0, 1)) == 6
+    expected = 256 * (1 - (1 - 6 / 256) ** 64)
+    assert np.mean([len(routing.draw(0, 64)) for _ in range(50)]) == pytest.approx(expected, rel=0.05)
+
+
+def test_costs_are_measured_on_layers_like_the_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiny model is measured in a moment; the expectation is of the engine's own plan."""
+    monkeypatch.setattr("penstock.bench.imagined_layers.PATIENCE", 0.0)
+    monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda *_: 1e10)
+    monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
+    monkeypatch.setattr("penstock.storage.read_speed.PAUSE", 0.0)
+    synth(tmp_path / "m.gguf", width="tiny", mix="mxfp4")
+    with Engine(tmp_path / "m.gguf", memory=None, load=False) as engine:
+        said: list[str] = []
+        found = expect_here(engine.checkpoint, engine.plan, engine.backend, say=said.append)
+        assert len(said) == 1
+        assert len(found.costs.layers) == engine.config.layer_count
+        assert 0 < found.steady.per_second < 1e6
+        assert sum(found.token_seconds.values()) == pytest.approx(found.steady.seconds / found.steady.tokens)
+
+
+# ── what is noted ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, *, busy: bool, again: bool = False, found: float = 1.0
+) -> float:
+    """A number of a machine, by a process that has measured nothing yet."""
+    monkeypatch.setattr("penstock.machine.measured_once._HERE", {})
+    monkeypatch.setattr("penstock.machine.measured_once._Others.share", lambda _: 0.9 if busy else 0.0)
+    return MeasuredOnce("test", "machine", again, lambda _: None).numbers("x", 1, lambda: [found])[0]
+
+
+def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured(monkeypatch, busy=False, found=1.0) == 1.0
+    assert measured(monkeypatch, busy=False, found=2.0) == 1.0
+    assert measured(monkeypatch, busy=False, found=2.0, again=True) == 2.0
+
+
+def test_a_busy_machine_is_measured_again_and_the_faster_number_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [measured(monkeypatch, busy=True, found=x) for x in (3.0, 5.0, 2.0)] == [3.0, 3.0, 2.0]
+    assert measured(monkeypatch, busy=False, found=1.0) == 1.0
+    assert measured(monkeypatch, busy=False, found=0.5) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"machine x": 3}', '{"machine x": {"numbers": [-1.0], "busy_trials": 0}}']
+)
+def test_damaged_notes_are_measured_anew(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    notes_path("test").parent.mkdir(parents=True, exist_ok=True)
+    notes_path("test").write_text(text)
+    assert measured(monkeypatch, busy=False) == 1.0
+    assert recall("test")["machine x"] == {"numbers": [1.0], "busy_trials": 0}
+
+
+def test_speed_of_a_plan_that_holds_more(flash: Checkpoint) -> None:
+    """The same plan with experts taken from it is slower."""
+    plan = planned(flash, 32 * GIB)
+    less = replace(plan, experts_held=plan.experts_held // 4)
+    speeds = [
+        expect(flash, each, costs(flash), ReadSpeed(1e9, 1e-4)).steady.per_second for each in (less, plan)
+    ]
+    assert speeds[0] < speeds[1]
