@@ -32,7 +32,7 @@ def imatrix_command(
     ] = 512,
     chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="Read only so many chunks.")] = None,
     special: Annotated[
-        bool, typer.Option("--special", help="Markers in the text, such as <｜User｜>, are markers.")
+        bool, typer.Option("--special", help="Markers of turns in the text are markers.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     json_output: options.Json = False,
