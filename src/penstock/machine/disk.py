@@ -115,7 +115,7 @@ def open_direct(path: Path) -> tuple[int, bool]:
 
 
 def create_direct(path: Path, *, keep: bool = False) -> int:
-    """A descriptor for writing a file, past the page cache where the file system has that.  keep: what is in it stays.
+    """A descriptor for writing a file, past the page cache where the file system can.  keep: what is in it stays.
 
     Direct writes need offsets, lengths and buffers in multiples of a page.
     """

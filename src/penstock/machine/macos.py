@@ -1,5 +1,4 @@
-"""What macOS answers where Linux has files: `sysctl` by name, Mach's counts of the machine's and this process's pages,
-and `statfs`.
+"""What macOS answers where Linux has files: `sysctl` by name, Mach's counts of pages, and `statfs`.
 
 Like a file that is not there, a call that fails is an answer (None), so everything here can be asked on any system.
 """
