@@ -27,6 +27,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend
 from penstock.errors import OptionError, PenstockError
 from penstock.hub.find import find_model
+from penstock.machine import macos
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
@@ -106,7 +107,8 @@ def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
     yield check_memory(read_memory(), 0 if model is None else model["resident_bytes"])
     yield check_pressure(group_pressure() or machine_pressure())
     yield check_limits()
-    yield check_large_pages(text(SYS / "kernel" / "mm" / "transparent_hugepage" / "enabled"))
+    if not macos.HERE:  # where the system alone decides
+        yield check_large_pages(text(SYS / "kernel" / "mm" / "transparent_hugepage" / "enabled"))
     file = _largest(Path.cwd().iterdir() if model is None else map(Path, model["files"]))
     yield check_disk(find_disk(file or Path.cwd()), None if file is None else _is_direct(file))
     yield check_speed(
