@@ -19,7 +19,7 @@ from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan
 from penstock.machine.memory import read_memory
-from penstock.sizes import size
+from penstock.sizes import size, speed
 from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.storage.trace import read_trace
 from penstock.weights.checkpoint import Checkpoint
@@ -95,7 +95,7 @@ def _device_expectation(plan: Plan, backend: DeviceBackend, expected: OnDevice) 
     return [
         f"on {backend.description}: all of this is the GPU's memory",
         f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s; a token reads {whole}",
-        f"expected decode: {expected.tokens_per_second:.3g} tokens/s at most, as fast as a token is read",
+        f"expected decode: {speed(expected.tokens_per_second)} tokens/s at most, as fast as a token is read",
     ]
 
 
@@ -137,7 +137,11 @@ def _places(plan: Plan, context: int, asked: bool) -> Table:
             plan.experts_held,
             f"of {size(plan.experts_total)}: {slots:,} of {size(plan.expert_bytes)}",
         ),
-        ("read ahead", plan.ahead, f"{plan.ahead // plan.expert_bytes} experts"),
+        (
+            "read ahead",
+            plan.ahead,
+            f"{(count := plan.ahead // plan.expert_bytes)} expert{'s' * (count != 1)}",
+        ),
     ]
     for name, nbytes, note in rows:
         if nbytes != 0 and (nbytes is not None or note):
@@ -177,11 +181,12 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     later = (
         ""
         if first.per_second > 0.95 * steady.per_second
-        else f", {steady.per_second:.3g} once the cache is full"
+        else f", {speed(steady.per_second)} once the cache is full"
     )
-    lines.append(f"expected decode: {first.per_second:.3g} tokens/s{later}")
+    lines.append(f"expected decode: {speed(first.per_second)} tokens/s{later}")
     prompts = [
-        f"{phase.per_second:.3g} tokens/s for {n:,} tokens" for n, phase in sorted(expected.prompts.items())
+        f"{speed(phase.per_second)} tokens/s for {n:,} tokens"
+        for n, phase in sorted(expected.prompts.items())
     ]
     lines.append(f"expected prefill: {', '.join(prompts)}")
     return lines

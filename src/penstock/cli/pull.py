@@ -125,17 +125,19 @@ def show_known(json_output: bool) -> None:
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for known, fitness in found:
         here = fitness.words if fitness else "unknown; --dry-run reads its header"
-        if known.size is not None and known.size > free:
-            here += "; [yellow]larger than what the disk has free[/]"
+        large = known.size is not None and known.size > free
+        amount = disk_size(known.size) if known.size else "unknown"
         table.add_row(
             f"[bold]{known.name}[/]" if known is best else known.name,
-            f"{disk_size(known.size)}" if known.size else "unknown",
+            f"[yellow]{amount} *[/]" if large else f"{amount}  ",
             known.release,
             here,
             known.stored,
         )
     console = Console(highlight=False)
     console.print(table)
+    if any(known.size is not None and known.size > free for known, _ in found):
+        console.print(f"* larger than the {disk_size(free)} that {folder} has free", markup=False)
     if best is not None:
         console.print(f"recommended here: penstock pull {best.name}", markup=False)
         return
