@@ -29,6 +29,7 @@ class Series:
 
     reach  of a ring: how many rows before the newest a step looks at; None: every row is kept
     lag    how many tokens must have followed before a row can be made
+    ahead  of a ring: rows after the one under way that may be tried out before they count
     """
 
     name: str  # unique in a layout, and the name in snapshots
@@ -37,6 +38,7 @@ class Series:
     ratio: int = 1
     reach: int | None = None
     lag: int = 0
+    ahead: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -65,7 +67,7 @@ class StateLayout:
         which must not replace a row that still counts: the step may fail."""
         if series.reach is None:
             return self.context // series.ratio
-        return series.reach + self.max_rewind + 1
+        return series.reach + self.max_rewind + 1 + series.ahead
 
     def live_bytes(self, position: int) -> int:
         """Memory of a sequence that has read so many tokens: whole rings, and the rows written so far."""

@@ -3,12 +3,14 @@
 import gc
 import operator
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from penstock.engine.progress import PrefillProgress, PrefillWatch
 from penstock.engine.runner import Loading, LocalRunner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
+from penstock.engine.speculation import Speculation, Speculator, verify
 from penstock.engine.steps import Generation, Step
 from penstock.errors import BudgetError, OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
@@ -36,6 +39,7 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
 
 Logits = NDArray[np.float32]
+LOGITS_SHARE: Final = 4  # logits of a step with few rows take a quarter at most of the memory for a full one
 
 
 class Engine:
@@ -80,6 +84,7 @@ class Engine:
         ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
         if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
             self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
+        self.speculation = Speculation(self.drafters) if self.drafters else None
         self._runner: LocalRunner | None = None
         self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
@@ -181,6 +186,8 @@ class Engine:
         found: dict[str, Any] = {"mode": "parked"} if runner is None else runner.storage.stats()
         if isinstance(self.backend, DeviceBackend):
             found["device"] = self.backend.stats()
+        if self.speculation is not None:
+            found["draft"] = self.speculation.stats()
         return found
 
     def expert_map(self) -> ExpertMap | None:
@@ -307,20 +314,28 @@ class Engine:
         self,
         work: Sequence[tuple[Session, Sequence[int], int]],
         progress: Callable[[float], None] | None = None,
+        judge: Callable[[int, Logits], int] | None = None,
     ) -> list[Logits | None]:
         """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
-        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens.  progress:
-        told the share of the step that is done."""
+        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens.
+
+        progress  told the share of the step that is done
+        judge     given the number of a session and its logits, says how many of its ids count; the others were drafts
+                  that are not true, and the session is as if it had never read them
+        """
         checked = [(session, self._checked(ids), rows) for session, ids, rows in work]
         if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
             raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
         with self._lock:
             for session, ids, _ in checked:
                 session.state.check_room(len(ids))
-            return self._run(checked, progress)
+            return self._run(checked, progress, judge)
 
     def _run(
-        self, work: Sequence[tuple[Session, list[int], int]], progress: Callable[[float], None] | None
+        self,
+        work: Sequence[tuple[Session, list[int], int]],
+        progress: Callable[[float], None] | None,
+        judge: Callable[[int, Logits], int] | None = None,
     ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
         self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
@@ -328,20 +343,27 @@ class Engine:
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
+        kept = [len(ids) for _, ids, _ in work]
         try:
             logits = runner.run(step, progress)
-            runner.commit(step)
+            ends = list(accumulate(rows for _, _, rows in work))
+            found = [
+                logits[end - rows : end] if rows else None
+                for (_, _, rows), end in zip(work, ends, strict=True)
+            ]
+            if judge is not None:
+                kept = [
+                    each if rows is None else judge(n, rows)
+                    for n, (each, rows) in enumerate(zip(kept, found, strict=True))
+                ]
+            runner.commit(step, kept)
         except BaseException:
             runner.discard(step)
             raise
-        found: list[Logits | None] = []
-        at = 0
-        for session, ids, rows in work:
-            part = logits[at : at + rows] if rows else None
-            at += rows
-            session._advance(ids)
-            session.last_logits = None if part is None else part[-1].copy()
-            found.append(part)
+        for (session, ids, _), count, part in zip(work, kept, found, strict=True):
+            left_out = len(ids) - count
+            session._advance(ids[:count], left_out)
+            session.last_logits = None if part is None else part[-1 - left_out].copy()
         return found
 
     def _make_room(self, lengths: dict[int, int]) -> None:
@@ -409,6 +431,22 @@ class Engine:
         with self._lock:
             return self._load().draft_logits(session.state.slot, session.position, token)
 
+    def draft(self, session: Session, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        """What the draft block guesses to follow `token`, which is about to follow, each with its chance; fewer than
+        `most` if they are less likely than `least` together."""
+        with self._lock:
+            return self._load().draft(session.state.slot, session.position, token, most, least)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts for answers, as the option `draft` says."""
+        chosen = self.options.draft
+        found = {
+            "ngram": chosen in ("auto", "ngram"),
+            "mtp": self.checkpoint.has_mtp and chosen in ("auto", "mtp"),
+        }
+        return tuple(name for name, drafts in found.items() if drafts)
+
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 
     def generate(
@@ -434,15 +472,48 @@ class Engine:
         watch = None
         if progress is not None:
             watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
-        ids = self._checked(prompt_ids)
+        self._feed([(session, self._checked(prompt_ids))], "kept", watch)
+        assert session.last_logits is not None
+        steps = [generation.next(session.last_logits)]
+        speculator = self.speculation.begin([*session.tokens, steps[0].token]) if self.speculation else None
         while True:
-            self._feed([(session, ids)], "kept", watch)
-            assert session.last_logits is not None
-            step = generation.next(session.last_logits)
-            yield step
-            if step.finish_reason is not None:
+            yield from steps
+            if steps[-1].finish_reason is not None:
                 return
-            ids, watch = [step.token], None
+            steps = self._decode(session, steps[-1].token, generation, speculator)
+
+    def _decode(
+        self, session: Session, token: int, generation: Generation, speculator: Speculator | None
+    ) -> list[Step]:
+        """One step: the tokens that follow `token`, which is fed."""
+        ids, position = [token], session.position
+        if speculator is not None:
+            ids += speculator.propose(session, token, 1, self.draft_room(1, position + 1))
+        steps: list[Step] = []
+
+        def judge(_: int, logits: Logits) -> int:
+            steps.extend(verify(generation, ids, logits, position))
+            return len(steps)
+
+        begin = time.perf_counter()
+        self.advance([(session, ids, len(ids))], judge=judge)
+        if speculator is not None:
+            assert self.speculation is not None
+            self.speculation.told(len(ids), len(steps), time.perf_counter() - begin)
+            speculator.judged([step.token for step in steps])
+        return steps
+
+    def draft_room(self, rows: int, position: int) -> int:
+        """Drafts that a step of so many rows could have besides, for a session that will be at `position` without
+        them."""
+        most = min(self.plan.chunk, self.logit_rows) - rows
+        return max(0, min(most, self.context - position, self.options.max_rewind))
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step that may have logits: these, and a copy of them, stay within the memory of steps."""
+        row = 2 * 4 * self.config.vocab_size
+        return max(1, self.plan.work // LOGITS_SHARE // row)
 
     def generation(
         self, session: Session | None, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling

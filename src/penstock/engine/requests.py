@@ -10,7 +10,9 @@ from penstock.engine.constraint import Constraint
 from penstock.engine.prefix_cache import Match
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
+from penstock.engine.speculation import Speculator
 from penstock.engine.steps import Generation, Step
+from penstock.errors import PenstockError
 
 FIRST_CHECKPOINT: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
 
@@ -109,6 +111,9 @@ class Slot:
         self.prefilling = True
         self.resumed = request.preempted is not None
         self.begun = time.monotonic()
+        self.speculator: Speculator | None = None  # from when it decodes
+        self.verified: list[Step] = []  # what a step with drafts gave
+        self.failure: PenstockError | None = None  # and why there is no more
 
     @property
     def tokens(self) -> list[int]:
@@ -164,14 +169,16 @@ class Work(NamedTuple):
 
     wants   whether it needs the logits after its last token
     scores  whether it needs those of all tokens, because they are scored
+    drafts  whether all tokens but the first are drafts
     """
 
     slot: Slot
     ids: list[int]
     wants: bool
     scores: bool = False
+    drafts: bool = False
 
     @property
     def rows(self) -> int:
         """How many of its last rows have logits."""
-        return len(self.ids) if self.scores else int(self.wants)
+        return len(self.ids) if self.scores or self.drafts else int(self.wants)

@@ -39,6 +39,10 @@ class Runner(ABC):
         """See `Architecture.draft_logits`."""
 
     @abstractmethod
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        """See `Architecture.draft`."""
+
+    @abstractmethod
     def announce(self, tokens: Sequence[int]) -> None:
         """These tokens will probably be in the next step."""
 
@@ -108,6 +112,11 @@ class LocalRunner(Runner):
         logits = self.model.draft_logits(slot, position, token)
         self.backend.check()
         return logits
+
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        found = self.model.draft(slot, position, token, most, least)
+        self.backend.check()
+        return found
 
     def announce(self, tokens: Sequence[int]) -> None:
         self.model.announce(np.array(tokens, np.int64))

@@ -38,6 +38,8 @@ from penstock.engine.requests import (
     Work,
 )
 from penstock.engine.scoring import score_prompt, score_rows
+from penstock.engine.speculation import verify
+from penstock.engine.steps import Step
 from penstock.errors import BusyError, ContextLengthError, PenstockError
 
 ENOUGH: Final = 256  # tokens that have to be read before their pace says something
@@ -227,7 +229,24 @@ class Scheduler:
         """The logits of each part's last rows: [rows, vocab]"""
         reading = [part for part in work if part.slot.prefilling and not part.slot.resumed]
         progress = partial(self._tell, reading) if reading else None
-        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work], progress)
+        judge = partial(self._judge, work) if any(part.drafts for part in work) else None
+        return self.engine.advance(
+            [(part.slot.session, part.ids, part.rows) for part in work], progress, judge
+        )
+
+    def _judge(self, work: Sequence[Work], number: int, logits: Logits) -> int:
+        """How many tokens of a part count: all but drafts that are wrong."""
+        part, slot = work[number], work[number].slot
+        if not part.drafts:
+            return len(part.ids)
+        assert slot.generation is not None
+        slot.verified, slot.failure = [], None
+        try:
+            for step in verify(slot.generation, part.ids, logits, slot.session.position):
+                slot.verified.append(step)
+        except PenstockError as error:
+            slot.failure = error
+        return max(1, len(slot.verified))
 
     def _tell(self, reading: Sequence[Work], share: float) -> None:
         """Those whose prompts are being read hear how far that is, also in the middle of a step."""
@@ -323,9 +342,9 @@ class Scheduler:
 
     def _choose(self) -> list[Work]:
         """Which slots advance by which tokens."""
-        decoding = [Work(slot, slot.pending, True) for slot in self._slots if not slot.prefilling]
-        work = decoding[: self.engine.plan.chunk]
-        room = self.engine.plan.chunk - len(work)
+        decoding = [slot for slot in self._slots if not slot.prefilling]
+        work = self._decoding(decoding[: self.engine.plan.chunk])
+        room = self.engine.plan.chunk - sum(len(part.ids) for part in work)
         scoring = self._scores_next()
         if scoring:
             room = min(room, score_rows(self.engine))
@@ -339,6 +358,20 @@ class Scheduler:
                 room -= len(ids)
         return work
 
+    def _decoding(self, slots: Sequence[Slot]) -> list[Work]:
+        """The next token of each slot, and drafts after it where that pays."""
+        work, rows = [], len(slots)
+        for slot in slots:
+            ids, speculation = list(slot.pending), self.engine.speculation
+            if speculation is not None:
+                if slot.speculator is None:
+                    slot.speculator = speculation.begin(slot.tokens)
+                room = self.engine.draft_room(rows, slot.session.position + 1)
+                ids += slot.speculator.propose(slot.session, ids[-1], rows, room)
+                rows += len(ids) - 1
+            work.append(Work(slot, ids, True, drafts=len(ids) > 1))
+        return work
+
     def _scores_next(self) -> bool:
         """Whether prompts are scored in the next step, or only read: by turns, if there are both."""
         kinds = {slot.scoring for slot in self._slots if slot.prefilling}
@@ -350,6 +383,9 @@ class Scheduler:
         if read == 0:
             self._pace.decoded(seconds)
             self._scoring_pace.decoded(seconds)
+            if self.engine.speculation is not None:
+                tokens = sum(len(part.slot.verified) if part.drafts else 1 for part in work)
+                self.engine.speculation.told(sum(len(part.ids) for part in work), tokens, seconds)
         elif all(part.slot.prefilling and not part.scores for part in work):
             self._read_tokens += read
             self._read_seconds += seconds
@@ -359,12 +395,17 @@ class Scheduler:
     def _start(self, work: Work, logits: Logits | None) -> None:
         """Tokens of all slots are chosen together, where logits are not on the host."""
         slot = work.slot
+        if work.drafts:  # chosen already
+            return
         if slot.generation is not None and logits is not None and len(slot.pending) == len(work.ids):
             with suppress(PenstockError):  # said again when the token is asked for
                 slot.generation.start(logits[-1])
 
     def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
         slot, request = work.slot, work.slot.request
+        if work.drafts:
+            self._advance_by(slot, slot.verified, slot.failure)
+            return
         slot.pending = slot.pending[len(work.ids) :]
         if slot.prefilling:
             if not slot.resumed:
@@ -387,11 +428,20 @@ class Scheduler:
         except PenstockError as error:
             self._leave(slot, Failed(error))
             return
-        slot.pending = [step.token]
-        if step.finish_reason is not None:
-            self._leave(slot, step)
-        else:
-            request.emit(step)
+        self._advance_by(slot, [step], None)
+
+    def _advance_by(self, slot: Slot, steps: Sequence[Step], failure: PenstockError | None) -> None:
+        """An answer goes on by some tokens, or ends with them."""
+        if slot.speculator is not None:
+            slot.speculator.judged([step.token for step in steps])
+        for step in steps:
+            slot.pending = [step.token]
+            if step.finish_reason is not None:
+                self._leave(slot, step)
+                return
+            slot.request.emit(step)
+        if failure is not None:
+            self._leave(slot, Failed(failure))
 
     def _keep(self, slot: Slot) -> None:
         """Part of a prompt has been read: keeps the session where others may go on from here."""

@@ -88,8 +88,9 @@ class Session:
         logits = None if self.last_logits is None else np.asarray(self.last_logits)
         return Snapshot(self._tokens, self.state, logits)
 
-    def _advance(self, ids: Sequence[int]) -> None:
-        self.state.advance(len(ids))
+    def _advance(self, ids: Sequence[int], left_out: int = 0) -> None:
+        """left_out: drafts that were read too, and do not count"""
+        self.state.advance(len(ids), left_out)
         self.engine.written[self.state.slot] = max(self.engine.written[self.state.slot], self.position)
         self._tokens.extend(ids)
         self.last_logits = None

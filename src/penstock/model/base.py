@@ -65,5 +65,10 @@ class Architecture(ABC):
         """What the draft block expects after `token`, which is about to follow a sequence at `position` → [vocab]"""
 
     @abstractmethod
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        """What the draft block guesses to follow `token`, each with its chance.  It ends where all of them
+        together are less likely than `least`."""
+
+    @abstractmethod
     def announce(self, tokens: NDArray[np.int64]) -> None:
         """These tokens come next; some layers know by them what to read."""

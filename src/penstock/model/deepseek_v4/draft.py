@@ -45,12 +45,15 @@ class DraftBlock:
             self.layer.fill_window(self.join.run(before, self.embedding.run(own)), own)
         self.ops.keep_streams(self._streams, streams, batch)
 
-    def forward(self, slot: int, position: int, token: int) -> Array:
+    def forward(self, slot: int, position: int, token: int, streams: Array | None = None) -> Array:
         """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing that counts: the pair's own
-        row goes to the window's next place, where the coming step will put it again."""
+        row goes to the window's next place, where the coming step will put it again.
+
+        streams: what stands for the trunk's, of the block itself, where `token` is its own guess."""
         step = Step.of([(slot, position - 1, [token], 0)])
         batch = self.ops.begin(step, self._blocks)
-        streams = self.ops.kept_streams(self._streams, slot, position - 1)
+        if streams is None:
+            streams = self.ops.kept_streams(self._streams, slot, position - 1)
         joined = self.join.run(streams, self.embedding.run(batch))
         return self.ops.repeat(batch, lambda _: self._through(joined, batch))
 

@@ -14,7 +14,7 @@ from penstock.backend.state import StateLayout, StatePool, Step
 from penstock.model.base import Architecture
 from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
-from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
+from penstock.model.deepseek_v4.state import DRAFT, DRAFTS, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
 from penstock.storage.prefetch import GUESSED_ROWS
 from penstock.storage.store import ExpertStore
@@ -91,7 +91,7 @@ class DeepSeekV4(Architecture):
                     layer.following = following
         is_last = layers.stop == config.layer_count
         with_draft = is_last and checkpoint.has_mtp
-        self.embedding = self.head = self.draft = None
+        self.embedding = self.head = self.draft_block = None
         if layers.start == 0 or with_draft:
             self.embedding = ops.embedding(self.dense.weight(EMBEDDING))
         if is_last:
@@ -100,7 +100,7 @@ class DeepSeekV4(Architecture):
         if with_draft:
             block = self._layer(description, DRAFT, config.mtp_layer, layout, experts)
             assert self.embedding is not None
-            self.draft = DraftBlock(description, ops, block, self.embedding, layout, len(self.layers))
+            self.draft_block = DraftBlock(description, ops, block, self.embedding, layout, len(self.layers))
 
     def _layer(
         self, description: Description, block: str, layer: Any, layout: StateLayout, experts: ExpertStore
@@ -120,9 +120,9 @@ class DeepSeekV4(Architecture):
             )
         else:
             streams = self._layers(hidden, batch, progress)
-        if self.draft is not None:
+        if self.draft_block is not None:
             self.dense.enter(DRAFT)
-            self.draft.follow(streams, step, batch)
+            self.draft_block.follow(streams, step, batch)
             self.dense.leave(DRAFT)
         return streams
 
@@ -146,13 +146,29 @@ class DeepSeekV4(Architecture):
         return self.head.run(hidden, step.logits, self.dense.head())
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
-        assert self.draft is not None
+        assert self.draft_block is not None
         self.dense.enter(DRAFT)
-        streams = self.draft.forward(slot, position, token)
-        logits = self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())
+        streams = self.draft_block.forward(slot, position, token)
+        logits = self.draft_block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
         self.dense.leave(DRAFT)
         row: Logits = np.asarray(logits)[0]
         return row
+
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        assert self.draft_block is not None
+        found: list[tuple[int, float]] = []
+        streams, all_right = None, 1.0
+        self.dense.enter(DRAFT)
+        while len(found) < min(most, DRAFTS) and all_right >= least:
+            streams = self.draft_block.forward(slot, position + len(found), token, streams)
+            logits = self.draft_block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
+            row = np.asarray(logits)[0]
+            token = int(row.argmax())
+            chance = 1 / float(np.exp(row - row[token]).sum())
+            all_right *= chance
+            found.append((token, chance))
+        self.dense.leave(DRAFT)
+        return found
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         for layer in self.layers:
