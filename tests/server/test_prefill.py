@@ -33,11 +33,11 @@ class Halfway:
         self._advance, self.go_on = engine.advance, threading.Event()
         engine.advance = self.advance  # type: ignore[method-assign]
 
-    def advance(self, work: Sequence[Any], progress: Any = None) -> Any:
+    def advance(self, work: Sequence[Any], progress: Any = None, judge: Any = None) -> Any:
         if progress is not None and not self.go_on.is_set():
             progress(0.5)
             self.go_on.wait(60)
-        return self._advance(work, progress)
+        return self._advance(work, progress, judge)
 
 
 @pytest.fixture(scope="module")
