@@ -16,6 +16,7 @@ from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, expect
 from penstock.machine.measured_once import MeasuredOnce
+from penstock.machine.pages import filling_seconds
 from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
@@ -101,8 +102,17 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
+    fresh = filling_seconds() if on_disk else 0.0
     found = expect(
-        checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, coming=cold.seconds
+        checkpoint,
+        plan,
+        costs,
+        disk,
+        usage=usage,
+        trace=trace,
+        policy=policy,
+        coming=cold.seconds,
+        fresh=fresh,
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
     return Expected(
