@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-dev
 test: lint  ## everything that runs on each change
 	$(BIN)/pytest -n 2
 
+test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
+	$(BIN)/pytest tests/gpu -q
+
 test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
 
@@ -55,8 +58,8 @@ test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++
 	cmake --build $(ARM) --target native_selfcheck
 	qemu-aarch64 -cpu max $(ARM)/native_selfcheck
 
-docs: $(VENV)/.installed  ## the page of options, from their declarations
-	$(BIN)/python -m benchmarks.options_page > docs/options.md
+docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
+	$(BIN)/python -m docs.generate
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

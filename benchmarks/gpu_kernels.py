@@ -13,15 +13,24 @@ from collections.abc import Callable
 
 import torch
 
+from penstock.backend.base import Choice
 from penstock.backend.cuda import layouts
-from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, MakeTurns, Places, Remember
+from penstock.backend.cuda.attention import (
+    Attention,
+    CompressorState,
+    Indexer,
+    MakeTurns,
+    Places,
+    Remember,
+    RowsAt,
+)
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.experts import Down, GateUp
 from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
 from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
 from penstock.backend.cuda.routing import Router
-from penstock.backend.cuda.sample import Sample
+from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
 from penstock.backend.cuda.weights import Packed, empty
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -59,7 +68,8 @@ def random_packed(kind: WeightType, rows: int, columns: int, count: int = 1, pai
 
 
 def milliseconds(work: Callable[[], None], repeats: int = 15) -> float:
-    graph = capture(work)
+    work()
+    (graph,) = capture(work)
     times: list[float] = []
     for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -69,6 +79,21 @@ def milliseconds(work: Callable[[], None], repeats: int = 15) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end))
     return statistics.median(times[3:])
+
+
+class Slots:
+    """Memory of `rows` sequences, filled with numbers around zero."""
+
+    def __init__(self, rows: int, nbytes: int):
+        self._memory = torch.zeros(rows, nbytes, dtype=torch.uint8, device="cuda")
+        self._memory.view(torch.float16).normal_()
+        self.states = self._memory.data_ptr() + nbytes * torch.arange(rows, device="cuda")
+        self._used = 0
+
+    def room(self, rows: int, row_bytes: int) -> RowsAt:
+        at, self._used = self._used, self._used + -(-rows * row_bytes // 256) * 256
+        assert self._used <= self._memory.shape[1]
+        return RowsAt(at, row_bytes, rows)
 
 
 class Layer:
@@ -110,6 +135,7 @@ class Step:
         context: int,
         streams: list[torch.Tensor],
         places: Places,
+        slots: "Slots",
         tune: Tune,
     ):
         def buffer(*shape: int) -> torch.Tensor:
@@ -135,15 +161,15 @@ class Step:
         q = [buffer(rows, w.rows) for w in second]
         self.q_b = Dense(second, outs[0], q, rows, norm_q, eps, stages=tune.get("q_b", stages))
 
-        window = torch.randn(rows, 136, DIM, device="cuda").half()
+        window = slots.room(136, 2 * DIM)
         compressors, compressed, picks, counts = [], None, None, None
         if m:
-            compressed = torch.randn(rows, context // m + 2, DIM, device="cuda").half()
-            index_keys = torch.randn(rows, context // m + 2, 128, device="cuda").half()
-            for i, keys in ((1, compressed), (3, index_keys))[: 2 if m == 4 else 1]:
+            compressed = slots.room(context // m + 2, 2 * DIM)
+            index_keys = slots.room(context // m + 2, 2 * 128)
+            for i, keys, dim in ((1, compressed, DIM), (3, index_keys, 128))[: 2 if m == 4 else 1]:
                 width = outs[1 + i].shape[1]
-                frontier = buffer(rows, 2 * m + 8, 2 * width)
-                ape, small = buffer(m, width), torch.ones(keys.shape[2], device="cuda")
+                frontier = slots.room(2 * m + 8, 8 * width)
+                ape, small = buffer(m, width), torch.ones(dim, device="cuda")
                 compressors.append(CompressorState(outs[1 + i], outs[2 + i], ape, small, frontier, keys))
         self.remember = Remember(outs[1], torch.ones(DIM, device="cuda"), window, places, compressors, eps)
         self.indexer: Indexer | None = None
@@ -157,7 +183,7 @@ class Step:
         heads = Image(rows, HIDDEN, DIGITS, GROUPS)
         self.attention = Attention(
             q[0].view(rows, HEADS, DIM), window, places, buffer(HEADS), 128, eps, m, compressed, picks, counts,
-            digits=heads, splits=tune.get("splits", 20),
+            digits=heads,
         )  # fmt: skip
         middle = DigitVectors(rows, GROUPS * RANK)
         self.out_a = Dense([layer.out_a], heads, [middle.values], rows, digits=middle, stages=stages)
@@ -206,7 +232,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=43)
-    parser.add_argument("--tune", default="", help="variants, e.g. dense=3,up=2/splits=40")
+    parser.add_argument("--tune", default="", help="variants, e.g. dense=3,up=2/down=4")
     parser.add_argument("--only", default="")
     parser.add_argument("--serial", action="store_true", help="no overlap between kernels")
     options = parser.parse_args()
@@ -224,10 +250,10 @@ def main() -> None:
 def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tune, only: str) -> None:
     streams = [torch.randn(rows, 4, HIDDEN, device="cuda") for _ in range(2)]
     positions = torch.full((rows,), context, dtype=torch.int32, device="cuda")
-    slots, frequencies = torch.arange(rows, dtype=torch.int32, device="cuda"), torch.rand(32, device="cuda")
-    places = Places(positions, slots, frequencies)
+    slots, frequencies = Slots(rows, len(layers) * (context * 640 + (2 << 20))), torch.rand(32, device="cuda")
+    places = Places(positions, slots.states, frequencies, torch.zeros(rows, 32, 2, device="cuda"))
     turns = MakeTurns(places)
-    steps = [Step(layer, i, rows, context, streams, places, tune) for i, layer in enumerate(layers)]
+    steps = [Step(layer, i, rows, context, streams, places, slots, tune) for i, layer in enumerate(layers)]
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     embeddings = torch.randn(VOCABULARY, HIDDEN, device="cuda").half()
     x, logits = Image(rows, HIDDEN, DIGITS), torch.empty(rows, VOCABULARY, device="cuda")
@@ -243,8 +269,9 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
         streams[1], partial, torch.zeros(4, device="cuda"), ones[:1], coefficients, ones, x, 1e-6, 1e-6
     )
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
-    chances = torch.rand(rows, dtype=torch.float64, device="cuda")
-    sample = Sample(logits, torch.ones(rows, device="cuda"), chances, tokens)
+    choices = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
+    chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
+    sample = SampleRows(choices, torch.empty_like(logits), chosen, rows)
 
     def everything() -> None:
         turns.launch(OVERLAP)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from penstock.bench.plot import _round_step
-from penstock.bench.svg import COLOURS, dot, line, page, polyline, text
+from penstock.bench.svg import COLOURS, dot, labels, line, page, polyline, text
 
 WIDTH, HEIGHT, TOP, BOTTOM = 560, 360, 46, 56
 LEFT, RIGHT = 64, WIDTH - 24
@@ -35,5 +35,5 @@ def draw(title: str, speeds: Mapping[float, float], unlimited: float | None) -> 
     places = [(across(gib), height(speed)) for gib, speed in sorted(speeds.items())]
     body.append(polyline(places, COLOURS[0]))
     body += [dot(x, y, COLOURS[0]) for x, y in places]
-    body += [text(across(gib), BASE + 18, f"{gib:g}") for gib in speeds]
+    body += labels([(across(gib), f"{gib:g}") for gib in sorted(speeds)], BASE + 18)
     return page(WIDTH, HEIGHT, body)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from benchmarks.cgroup import MemoryGroup
 from benchmarks.children import ROOT, ChildError
 
 PATIENCE_S: Final = 300.0  # for the weights to be there, or for an orderly end
@@ -26,8 +27,11 @@ class Served:
     ...     httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hello"})
     """
 
-    def __init__(self, *arguments: str):
+    def __init__(self, *arguments: str, group: MemoryGroup | None = None):
+        """group: the memory group that it runs in."""
         command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
+        if group is not None:
+            command = group.enter(command)
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed with the server
         begin = time.perf_counter()
         self._process = subprocess.Popen(

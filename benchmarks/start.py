@@ -1,4 +1,5 @@
-"""What it costs to begin: the time from a process's start to its first token, and memory before weights and sessions.
+"""What it costs to begin: the time from a process's start to its first token, or to the end of a help text, and
+memory before weights and sessions.
 
     python -m benchmarks.start                 the pocket model, best and median of ten starts
     python -m benchmarks.start --install       also: what `pip install .` puts into an empty environment (minutes)
@@ -35,11 +36,16 @@ for line in open("/proc/self/smaps_rollup"):
 """
 
 
+SHOWN = (("--version",), ("--help",), ("run", "--help"), ("chat", "--help"), ("serve", "--help"))
+
+
 @dataclass
 class Result:
     first_token_best: float  # seconds
     first_token_median: float
     engine_bytes: int
+    shown_best: dict[str, float]  # seconds until a command that only says something has ended
+    shown_median: dict[str, float]
     installed_bytes: int | None = None
 
 
@@ -47,7 +53,7 @@ def first_token(model: Path) -> float:
     """Seconds from starting the command to the first text that it shows."""
     command = [sys.executable, "-m", "penstock", "run", "-m", str(model), "--raw", "-n", "2", "Once upon"]
     begin = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         os.read(process.stdout.fileno(), 1)
         seconds = time.perf_counter() - begin
@@ -55,6 +61,13 @@ def first_token(model: Path) -> float:
     if process.returncode:
         raise SystemExit(f"penstock run ended with {process.returncode}")
     return seconds
+
+
+def shown(arguments: Sequence[str]) -> float:
+    """Seconds that a command takes which only says something."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "penstock", *arguments], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - begin
 
 
 def engine_bytes(model: Path) -> int:
@@ -86,7 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     seconds = [first_token(options.model) for _ in range(options.rounds)]
-    result = Result(min(seconds), statistics.median(seconds), engine_bytes(options.model))
+    texts = {" ".join(words): [shown(words) for _ in range(options.rounds)] for words in SHOWN}
+    result = Result(
+        min(seconds),
+        statistics.median(seconds),
+        engine_bytes(options.model),
+        {name: min(found) for name, found in texts.items()},
+        {name: statistics.median(found) for name, found in texts.items()},
+    )
     if options.install:
         result.installed_bytes = installed_bytes()
     if options.json:
@@ -95,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"first token   {result.first_token_best:.2f} s at best, {result.first_token_median:.2f} s in the median"
     )
+    for name, best in result.shown_best.items():
+        print(f"{name:13} {best:.2f} s at best, {result.shown_median[name]:.2f} s in the median")
     print(f"engine        {result.engine_bytes / MIB:.0f} MiB resident before weights and sessions")
     if result.installed_bytes is not None:
         print(f"installed     {result.installed_bytes / 1e6:.0f} MB")

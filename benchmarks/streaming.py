@@ -34,6 +34,7 @@ from benchmarks.memory_plot import draw
 from benchmarks.streaming_cases import CASES, SWEEP, Bench, Counts, Means, Row
 from benchmarks.trial import Trial, forget
 from benchmarks.vs_llamacpp import numbers, words
+from penstock.bench.svg import check_picture
 from penstock.errors import OptionError, PenstockError
 from penstock.weights.synth import SynthPlan, plan_synth, write_synth
 
@@ -158,6 +159,8 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
     if options.decode < 2:
         raise OptionError(f"--decode is {options.decode}, expected at least 2: a cold and a steady half")
     counts = Counts(options.threads, options.repeat, options.prompt, options.decode, options.prefill)
+    if options.plot:
+        check_picture(options.plot, "--plot")
     chosen = words(options.only, list(CASES), "only")
     means = find_means(console)
     names = [name for name in CASES if name in chosen and (means.groups or not CASES[name].needs_groups)]

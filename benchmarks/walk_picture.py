@@ -38,7 +38,7 @@ FLOORS: Final = (
     Floor(
         "server/api",
         (Stop("server.api.openai_chat", "chat_completions", "JSON → conversation, sampling"),),
-        (Stop("server.api.openai_chat", "Choice.run", "events → chunks of this API"),),
+        (Stop("server.api.openai_chat", "ChatChoice.run", "events → chunks of this API"),),
     ),
     Floor(
         "chat",
@@ -55,7 +55,7 @@ FLOORS: Final = (
         ),
         (
             Stop("engine.steps", "Generation.next", "token → text, stop strings"),
-            Stop("engine.sampling", "Sampler.sample", "logits → token"),
+            Stop("engine.sampler", "Sampler.sample", "logits → token"),
             Stop("engine.runner", "LocalRunner.commit", "the step becomes part of the state"),
         ),
     ),

@@ -2,7 +2,7 @@
 
     python -m pocket.export CHECKPOINT.pt TOKENIZER_FOLDER OUT.gguf [--mix f32]
 
-Writes a checkpoint folder in DeepSeek's own layout and converts it with `penstock convert`.
+Writes a checkpoint folder in DeepSeek's own layout and converts it with `penstock quantize`.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("tokenizer", type=Path, help="folder with tokenizer.json")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--mix", default=MIX, help=f"as for penstock convert; the package has {MIX}")
+    parser.add_argument("--mix", default=MIX, help=f"as for penstock quantize; the package has {MIX}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "pocket"

@@ -6,6 +6,7 @@ The first file is the yardstick.  Counted are the tokens that assistants say.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -40,20 +41,17 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pocket.loss")
-    parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--count", type=int, default=8, help="conversations per skill")
-    options = parser.parse_args()
+def compare(files: Sequence[Path], count: int) -> Table:
+    """Size and loss of each, and how far from the first."""
     table = Table("file", "MB", "loss", "KL from the first", "same first choice")
     yardstick: list[NDArray[np.float64]] = []
-    for path in options.files:
+    for path in files:
         engine = Engine(path)
         loss, divergence, same, tokens = 0.0, 0.0, 0, 0
-        for number, document in enumerate(documents(engine, options.count)):
+        for number, document in enumerate(documents(engine, count)):
             expected = log_softmax(logits_of(engine, document))
             targets = np.asarray(document.ids[1:])[np.asarray(document.weights[1:]) == 1]
-            if path == options.files[0]:
+            if path == files[0]:
                 yardstick.append(expected)
             ideal = yardstick[number]
             loss -= expected[np.arange(len(targets)), targets].sum()
@@ -64,7 +62,15 @@ def main() -> None:
         table.add_row(
             path.name, size, f"{loss / tokens:.4f}", f"{divergence / tokens:.5f}", f"{same / tokens:.2%}"
         )
-    Console(width=100).print(table)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pocket.loss")
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--count", type=int, default=8, help="conversations per skill")
+    options = parser.parse_args()
+    Console(width=100).print(compare(options.files, options.count))
 
 
 if __name__ == "__main__":

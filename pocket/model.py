@@ -1,7 +1,7 @@
 """DeepSeek-V4 for training: the same function as `penstock.model`, on whole padded batches and with gradients.
 
 Parameters carry the names of the official checkpoint, so that a trained model is one `save_file` away from
-`penstock convert`.  Several documents share a row of the batch; each starts at a multiple of 128, where no
+`penstock quantize`.  Several documents share a row of the batch; each starts at a multiple of 128, where no
 compression window straddles two of them, and sees nothing of its neighbours.
 """
 

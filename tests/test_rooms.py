@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 
-# weights, native ← backend ← storage ← model ← kv ← engine ← chat, bench ← server ← cli; the machine and the
+# weights, native ← hub, backend ← storage ← model ← kv ← engine ← chat, bench ← server ← cli; the machine and the
 # tokenizer stand beside the weights.
 FLOORS = {
     "errors": 0,
@@ -20,6 +20,7 @@ FLOORS = {
     "native": 1,
     "pocket": 1,
     "backend": 2,
+    "hub": 2,
     "storage": 3,
     "model": 4,
     "kv": 5,

@@ -72,10 +72,10 @@ def test_synth_and_inspect(environment: dict[str, str], tmp_path: Path) -> None:
     assert "Q8_0" in penstock(environment, "inspect", str(tmp_path / "m.gguf"))
 
 
-def test_convert(environment: dict[str, str], tmp_path: Path) -> None:
+def test_quantize(environment: dict[str, str], tmp_path: Path) -> None:
     """A checkpoint in FP8 and FP4, as it is published."""
     official_checkpoint(tmp_path / "official", official_config(), seed=0, mtp=False)
-    penstock(environment, "convert", str(tmp_path / "official"), str(tmp_path / "m.gguf"), "--mix", "q8_0")
+    penstock(environment, "quantize", str(tmp_path / "official"), str(tmp_path / "m.gguf"), "--mix", "q8_0")
     assert "Q8_0" in penstock(environment, "inspect", str(tmp_path / "m.gguf"))
 
 

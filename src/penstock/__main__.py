@@ -1,5 +1,16 @@
-"""`python -m penstock`"""
+"""`python -m penstock`, and the command `penstock`."""
 
-from penstock.cli.main import main
+import os
+import signal
 
-main()
+
+def main() -> None:
+    """Ctrl-C ends it also while modules are imported: there is nothing to clean up then."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from penstock.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -30,4 +30,8 @@ ISA: Final = Variable(
     "The instruction set of the kernels, in place of the best that the processor has.",
     ("scalar", "avx2", "avx512", "neon", "neon_dot"),
 )
-VARIABLES: Final = (API_KEY, ISA)
+MODELS: Final = Variable(
+    "PENSTOCK_MODELS",
+    "A folder of models that -m finds by name, in place of ~/.local/share/penstock/models.",
+)
+VARIABLES: Final = (API_KEY, ISA, MODELS)

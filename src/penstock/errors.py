@@ -3,7 +3,14 @@ and what was found, so that a person can act on it without reading the code."""
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose."""
+    """Base of every error that Penstock raises on purpose.
+
+    >>> try:
+    ...     penstock.Engine("nowhere.gguf")
+    ... except penstock.PenstockError as error:
+    ...     print(error)
+    nowhere.gguf: no such file or folder
+    """
 
 
 class ModelFormatError(PenstockError):
@@ -16,6 +23,10 @@ class ReadError(PenstockError):
 
 class ContextLengthError(PenstockError):
     """More tokens than the context holds."""
+
+
+class HubError(PenstockError):
+    """A model that cannot be had from Hugging Face, or that is not here under the name it was asked for."""
 
 
 class TokenError(PenstockError, ValueError):

@@ -1,4 +1,4 @@
-"""Amounts of memory as a person writes them."""
+"""Amounts of memory and of disk as a person writes them."""
 
 import re
 from decimal import Decimal
@@ -38,6 +38,28 @@ def write_size(nbytes: int) -> str:
         if nbytes and nbytes % (1 << 10 * power) == 0:
             return f"{nbytes >> 10 * power}{'KMGT'[power - 1]}iB"
     return str(nbytes)
+
+
+def disk_size(nbytes: int) -> str:
+    """As disks and downloads are measured: in powers of ten.
+
+    >>> disk_size(86_720_111_488), disk_size(15_961_216)
+    ('86.7 GB', '16.0 MB')
+    """
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def size(nbytes: float) -> str:
+    """For people, who do not want all digits.
+
+    >>> size(1536)
+    '1.50 KiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"
 
 
 def write_amount(nbytes: int) -> str:

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-import penstock.cli.bench
 from penstock.bench.sweep import Trial, sweep
+from penstock.cli import bench_report
 from penstock.cli.main import app
 from penstock.errors import OptionError
 from tests.weights.rewrite import Metadata, Tensors, rewrite
@@ -26,7 +26,7 @@ def bench(*arguments: object) -> Any:
 
 @pytest.fixture(autouse=True)
 def _small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penstock.cli.bench, "read_bandwidth", lambda _: 10e9)
+    monkeypatch.setattr(bench_report, "read_bandwidth", lambda _: 10e9)
 
 
 def test_table_csv_and_plot(model: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_ctrl_c_shows_what_was_measured(
             yield next(trials)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(penstock.cli.bench, "sweep", interrupted)
+    monkeypatch.setattr(bench_report, "sweep", interrupted)
     arguments = ["-m", model, "--context", "8,16,24", "--decode", 1, "--threads", 1]
     assert bench(*arguments) == 130
     assert ("interrupted: 2 of 3 measurements" in capsys.readouterr().out) == (finished > 0)
@@ -86,7 +86,8 @@ def test_ctrl_c_shows_what_was_measured(
         (["--threads", "0"], "threads is 0, expected a whole number from 1"),
         (["--kv-dtype", "f8"], "kv_dtype is 'f8'"),
         (["--csv", "/nowhere/t.csv"], "/nowhere/t.csv: cannot be written: No such file"),
-        (["--plot", "/"], "/: cannot be written: Is a directory"),
+        (["--csv", "/"], "/: cannot be written: Is a directory"),
+        (["--plot", "speed.png"], "--plot speed.png: pictures are SVG"),
     ],
 )
 def test_mistakes_are_said_at_once(arguments: list[str], message: str, model: Path) -> None:

@@ -45,7 +45,7 @@ class _Numbered(DeepSeekV4Format):
 
     def parser(self, conversation: Conversation, prompt: Prompt, stop: Sequence[str] = ()) -> Parser:
         how = {"continuing": prompt.continues, "forced": prompt.forced, "stop": stop}
-        return parser(thinking=prompt.thinking, tools=bool(conversation.tools), **how)
+        return parser(thinking=prompt.thinking, tools=bool(conversation.functions), **how)
 
 
 def reply_for(

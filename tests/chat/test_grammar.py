@@ -215,20 +215,60 @@ def test_only_tools_on_offer_are_called_and_one_at_a_time_if_so_asked() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_a_block_once_opened_is_a_good_one(seed: int) -> None:
-    """The model is made to open blocks wherever it may, and to stumble over markers."""
+    """The model opens a block where it was taught to, and is made to stumble over markers from there on."""
     marker, angle = tokenizer().token_id(DSML), tokenizer().encode("<")[0]
     assert marker is not None
-    sampled = answer(held_by(conversation(WEATHER, NOW)), seed, favourite=[marker, angle])
-    turn = turn_of(sampled)
+    held, opening = held_by(conversation(WEATHER, NOW)), [*ids("So.\n\n<"), marker]
+    for token in opening:
+        held.accept(token)
+    turn = turn_of([*opening, *answer(held, seed, favourite=[marker, angle])])
     assert turn.finish_reason == "tool_calls"
     assert all(call.raw for call in turn.calls)
-    assert DSML not in "".join(turn.content)
+    assert "".join(turn.content) == "So."
 
 
-def test_a_marker_in_reasoning_opens_a_block_as_well() -> None:
-    text = f'Hm.\n<{DSML}tool_calls>\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
-    assert allows(held_by(conversation(NOW), thinking=True), ids(text))
-    assert not allows(held_by(conversation(NOW), thinking=True), ids(text.replace("tool_", "function_")))
+OPENING = f"<{DSML}tool_calls>"
+
+
+@pytest.mark.parametrize(
+    ("before", "thinking", "place"),
+    [
+        ("", False, "held"),
+        ("\n\n", False, "held"),
+        ("So.\n\n", False, "held"),
+        ("So.\n", False, "held"),
+        ("Use ", False, "closed"),
+        ("Use `</", False, "closed"),
+        ("Hm.\n\n", True, "free"),
+        (f"I use {OPENING}, then ", True, "free"),
+        (f"Hm.{END_THINK}", True, "held"),
+        (f"{OPENING}{END_THINK}\n\n", True, "held"),
+        (f"Hm.{END_THINK}Use ", True, "closed"),
+    ],
+)
+def test_a_block_is_held_where_one_may_begin(before: str, thinking: bool, place: str) -> None:
+    """While it reasons, the model may quote its format; within a line of the answer it would be half a call."""
+    good = f'{OPENING}\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
+    for text, is_call in [(good, True), (f"{OPENING} it says", False), (good.replace("tool_", "x_"), False)]:
+        fine = place == "free" or (place == "held" and is_call)
+        assert allows(held_by(conversation(NOW), thinking=thinking), ids(before + text)) is fine, text
+
+
+def test_a_choice_of_tools_is_held_by_the_grammar() -> None:
+    def call(name: str) -> list[int]:
+        return ids(f'\n\n{OPENING}\n<{DSML}invoke name="{name}">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}')
+
+    def may(name: str, *chosen: str) -> bool:
+        return allows(held_by(conversation(NOW, {"name": "later"}, choice=chosen)), call(name))
+
+    assert may("now", "now")
+    assert not may("later", "now")
+    assert may("later", "later", "now")
+    assert not may("now")  # none of them
+    none = held_by(conversation(NOW, choice=()), thinking=True)
+    assert allows(none, ids(f"Hm.{END_THINK}Plain text."))
+    forced = held_by(conversation(NOW, {"name": "later"}, choice=("later",)), force_call=True)
+    assert not allows(forced, ids(f'<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'))
 
 
 def test_talk_is_free_besides_the_spelling_of_markers() -> None:
@@ -360,7 +400,7 @@ def test_with_tools_the_answer_is_json_or_a_call() -> None:
         before = f"Well.{END_THINK}" if thinking else ""
         for text, good in [('{"n": 1}', True), (call, True), ("Hello", False), ('{"n": 1}' + call, False)]:
             assert allows(held_by(asked, thinking=thinking), ids(before + text)) is good, (text, thinking)
-    assert allows(held_by(asked, thinking=True), ids("Well." + call))
+    assert not allows(held_by(asked, thinking=True), ids("Well." + call))  # thinking is to end first
 
 
 def test_json_that_is_begun_is_continued() -> None:

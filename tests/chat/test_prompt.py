@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.chat.deepseek_v4.render import render
-from penstock.chat.messages import question
+from penstock.chat.messages import Thinking, question
 from penstock.errors import TokenError
 from penstock.tokenizer import Tokenizer, byte_tokenizer_metadata, tokenizer_from_gguf
 
@@ -16,12 +16,12 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize(
     ("system", "thinking", "expected"),
     [
-        ("", False, "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>"),
-        ("Be brief.", False, "<｜begin▁of▁sentence｜>Be brief.<｜User｜>hi<｜Assistant｜></think>"),
-        ("", True, "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜><think>"),
+        ("", Thinking.OFF, "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>"),
+        ("Be brief.", Thinking.OFF, "<｜begin▁of▁sentence｜>Be brief.<｜User｜>hi<｜Assistant｜></think>"),
+        ("", Thinking.LOW, "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜><think>"),
     ],
 )
-def test_rendering(tokenizer: Tokenizer, system: str, thinking: bool, expected: str) -> None:
+def test_rendering(tokenizer: Tokenizer, system: str, thinking: Thinking, expected: str) -> None:
     ids = render(question("hi", system, thinking)).ids(tokenizer)
     assert tokenizer.decode(ids) == expected
     assert ids == tokenizer.encode(expected, special=True)

@@ -1,6 +1,7 @@
 """Conversations as prompts."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from penstock.chat.deepseek_v4 import DeepSeekV4Format, encoding_of
 from penstock.chat.deepseek_v4.render import Encoding, render
 from penstock.chat.deepseek_v4.tools import forced_call_prefix
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
@@ -154,7 +156,67 @@ def test_developer_messages_speak_like_users_and_leave_with_the_reasoning() -> N
     assert text_of(*messages) == f"{BOS}{USER}D{ASSISTANT}</think>x{EOS}{USER}b{ASSISTANT}</think>"
     assert f"{USER}D" not in text_of(*messages, thinking=Thinking.LOW)
     assert f"{USER}D" in text_of(*messages, thinking=Thinking.LOW, tools=(TOOL,))
-    assert f"{USER}D\n\nq" in text_of(Message(Role.DEVELOPER, "D"), user("q"), thinking=Thinking.LOW)
+    assert f"{USER}D" not in text_of(Message(Role.DEVELOPER, "D"), user("q"), thinking=Thinking.LOW)
+    last = text_of(user("q"), Message(Role.DEVELOPER, "D"), thinking=Thinking.LOW)
+    assert last == f"{BOS}{USER}q{USER}D{ASSISTANT}<think>"
+
+
+def test_every_developer_message_is_a_turn_of_its_own() -> None:
+    messages = Message(Role.DEVELOPER, "D"), Message(Role.DEVELOPER, "E"), user("q"), user("r")
+    assert text_of(*messages) == f"{BOS}{USER}D{USER}E{USER}q\n\nr{ASSISTANT}</think>"
+
+
+def test_a_developer_brings_tools() -> None:
+    """They stand with the message, and the model keeps all its reasoning as with tools of the conversation."""
+    messages = user("a"), assistant("x", "R"), Message(Role.DEVELOPER, "D", tools=(TOOL,))
+    text = text_of(*messages, thinking=Thinking.LOW)
+    assert text.startswith(f"{BOS}{USER}a{ASSISTANT}<think>R</think>x{EOS}{USER}D\n\n## Tools\n")
+    assert text.endswith(f"invoke tool calls.\n{ASSISTANT}<think>")
+    assert [tool["name"] for tool in Conversation(messages).functions] == [TOOL["name"]]
+
+
+def test_reasoning_is_dropped_or_kept_as_asked() -> None:
+    messages = user("a"), assistant("x", "R"), user("b")
+    assert "R</think>" in text_of(*messages, thinking=Thinking.LOW, drop_thinking=False)
+    assert "R</think>" not in text_of(*messages, thinking=Thinking.LOW, drop_thinking=True)
+
+
+@pytest.mark.parametrize("thinking", [Thinking.OFF, Thinking.LOW])
+def test_tasks(thinking: Thinking) -> None:
+    """A task's marker takes the place of the assistant's, or follows it for an action; no reasoning comes."""
+    think = "</think>" if thinking is Thinking.OFF else "<think>"
+    asked = Message(Role.USER, "q", task="title")
+    assert text_of(asked, thinking=thinking) == f"{BOS}{USER}q<｜title｜>"
+    assert text_of(Message(Role.USER, "q", task="action"), thinking=thinking) == (
+        f"{BOS}{USER}q{ASSISTANT}{think}<｜action｜>"
+    )
+    done = text_of(asked, assistant("T"), user("b"), thinking=thinking)
+    assert done == f"{BOS}{USER}q<｜title｜>T{EOS}{USER}b{ASSISTANT}{think}"
+    assert not render(Conversation((asked,), thinking=thinking)).thinking
+    with pytest.raises(OptionError, match="task is 'x', expected one of action, query"):
+        text_of(Message(Role.USER, "q", task="x"))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ((["DeepSeek-V4-Flash"], "", False), Encoding.APRIL),
+        ((["model.gguf", "DeepSeek V4 Flash 0731"], "", False), Encoding.V0731),
+        ((["models--deepseek-ai--DeepSeek-V4-Flash-0731"], "", False), Encoding.V0731),
+        ((["model.gguf"], "… Beyond maximum — …", False), Encoding.V0731),
+        ((["model.gguf"], "", True), Encoding.V0731),
+    ],
+)
+def test_a_model_tells_its_release(told: tuple[list[str], str, bool], expected: Encoding) -> None:
+    assert encoding_of(*told) is expected
+
+
+def test_a_format_has_a_release_and_a_conversation_may_name_another() -> None:
+    asked = Conversation((user("q"),), thinking=Thinking.HIGH)
+    effort = "Reasoning Effort: Absolute maximum"
+    assert effort in DeepSeekV4Format(Encoding.V0731).render(asked).text
+    assert effort not in DeepSeekV4Format().render(asked).text
+    assert effort in DeepSeekV4Format().render(replace(asked, encoding="0731")).text
 
 
 def test_reminders() -> None:

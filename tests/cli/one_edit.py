@@ -29,7 +29,7 @@ def look_for_it() -> None:
     from fastapi.testclient import TestClient
     from typer.testing import CliRunner
 
-    from benchmarks.options_page import page
+    from docs.generate.options_page import page
     from penstock import Engine, EngineOptions, OptionError
     from penstock.cli.main import app
     from penstock.pocket import pocket_path

@@ -80,7 +80,7 @@ def test_run_stops_at_a_string_that_spans_tokens(model: Path) -> None:
 
 def test_version_and_help() -> None:
     assert penstock_command("--version").stdout == f"penstock {penstock.__version__}\n"
-    for command in ("run", "inspect", "convert", "synth"):
+    for command in ("run", "inspect", "quantize", "synth"):
         assert penstock_command(command, "--help").returncode == 0
 
 
@@ -136,6 +136,7 @@ def test_synth_and_force(tmp_path: Path) -> None:
         (["run", "-m", "MODEL", "hi", "--logit-bias", "99999=1"], "token 99999 is outside the vocabulary"),
         (["run", "-m", "MODEL", "word " * 60, "--context", "20"], "do not fit the context of 20"),
         (["inspect", "/nowhere"], "penstock: /nowhere: no such file"),
+        (["quantize", "/nowhere", "/tmp/x.gguf", "--mix", "f32"], "penstock: /nowhere"),
         (["convert", "/nowhere", "/tmp/x.gguf", "--mix", "f32"], "penstock: /nowhere"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.backend import open_backend
+from penstock.backend.base import DeviceSpeeds
 from penstock.bench.verdict import judge_model
 from penstock.cli import doctor
 from penstock.cli.doctor import Status
@@ -20,6 +21,7 @@ from penstock.errors import ModelFormatError, PenstockError, ReadError
 from penstock.machine.cpu import Cpu
 from penstock.machine.disk import Disk
 from penstock.machine.disk_speed import Measured
+from penstock.machine.gpu import Gpu
 from penstock.machine.memory import GroupMemory, Memory
 from penstock.machine.pressure import Pressure, Stall
 from penstock.pocket import pocket_path
@@ -198,8 +200,23 @@ def test_disk_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_speed(Path("m.gguf"), again=False).status is PROBLEM
 
 
-def test_gpu() -> None:
-    assert "the CPU does the work" in doctor.check_gpu([]).found
-    check = doctor.check_gpu(["NVIDIA H200"])
-    assert (check.status, check.facts) == (OK, {"driver": ["NVIDIA H200"]})
-    assert "NVIDIA H200; not used" in check.found
+def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speeds() -> DeviceSpeeds:
+        return DeviceSpeeds(4.5e12, 55e9)
+
+    def failing() -> DeviceSpeeds:
+        raise PenstockError("the driver is too old")
+
+    card = Gpu(0, "NVIDIA H200", 141 << 30, (9, 0), 132, "13.0")
+    assert "the CPU does the work" in doctor.check_gpu([], speeds).found
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    assert "penstock[cuda]" in doctor.check_gpu([card], speeds).advice
+    monkeypatch.setattr(doctor, "find_spec", lambda _: object())
+    check = doctor.check_gpu([card], speeds)
+    assert check.status is OK
+    assert check.found.startswith("NVIDIA H200")
+    assert check.found.endswith(
+        "compute capability 9.0, CUDA 13.0; memory 4.50 TB/s, from the host 55.0 GB/s"
+    )
+    assert doctor.check_gpu([card], failing).status is WARNING
+    assert doctor.check_gpu([card._replace(capability=(8, 9))], speeds).status is WARNING

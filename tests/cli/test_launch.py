@@ -296,6 +296,18 @@ def test_it_becomes_the_client(client: str, started: list[Any]) -> None:
     assert "PATH" in environment
 
 
+def test_a_file_that_says_something_else_is_not_overlooked(started: list[Any], home: Path) -> None:
+    """What Claude Code finds in its file counts more than the environment."""
+    launch("claude", "--url", "http://127.0.0.1:8", "--write")
+    with pytest.raises(OptionError, match=r"claude is told something else by .*settings.json; add --write"):
+        launch("claude", "--url", NOBODY, "--run")
+    launch("claude", "--url", NOBODY, "--write")
+    launch("claude", "--url", NOBODY, "--run")
+    (home / ".claude" / "settings.json").write_text('{"theme": "dark", "env": {"OTHER": "1"}}')
+    launch("claude", "--url", NOBODY, "--run")
+    assert len(started) == 2
+
+
 def test_a_client_that_reads_only_files_needs_them(started: list[Any]) -> None:
     with pytest.raises(OptionError, match=r"pi also needs .*models.json; add --write"):
         launch("pi", "--url", NOBODY, "--run")

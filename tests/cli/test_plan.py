@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.backend.base import DeviceSpeeds
+from penstock.cli import plan
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
 from penstock.errors import BudgetError, OptionError
 from penstock.pocket import pocket_path
+from penstock.storage.device_plan import plan_for_device
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
+from tests.storage.test_device import FakeDevice
 
 MIB = 1 << 20
 
@@ -106,3 +111,33 @@ def test_mistakes(model: Path) -> None:
         run("-m", model, "--memory", "20MiB")
     with pytest.raises(OptionError, match="memory"):
         run("-m", model, "--memory", "lots")
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_model_on_a_gpu(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]) -> None:
+    device = FakeDevice()
+    monkeypatch.setattr(FakeDevice, "speeds", lambda _: DeviceSpeeds(4e12, 5e10))
+    monkeypatch.setattr(plan, "choose_backend", lambda *_: device)
+    found = plan_for_device(
+        open_checkpoint(pocket_path()),
+        device,
+        lambda n: n,
+        lambda n: n,
+        budget=None,
+        chunk=None,
+        context=256,
+        kv_dtype="f16",
+    )
+    monkeypatch.setattr(plan, "make_engine_plan", lambda *_: found)
+    shown = run("-m", pocket_path(), *flags)
+    if flags:
+        whole = sum(found[0].read_by_token.values())
+        assert json.loads(shown)["tokens_per_second"] == pytest.approx(4e12 / whole)
+    else:
+        assert "all of this is the GPU's memory" in shown
+        assert "256 tokens" in shown
+
+
+def test_budgets_are_not_those_of_a_gpu(model: Path) -> None:
+    with pytest.raises(OptionError, match="--budgets compares"):
+        run("-m", model, "--device", "cuda", "--budgets", "4GiB")

@@ -53,6 +53,35 @@ def test_two_turns(agent: str, home: Path, node: Path, long_server: RunningServe
     assert long_server.counted("penstock_errors_total") == refused
 
 
+@pytest.mark.parametrize("agent", ["codex", "claude", "opencode"])  # which are harmless as `warm` starts them
+def test_warm_keeps_what_it_begins_with(
+    agent: str, home: Path, node: Path, long_server: RunningServer
+) -> None:
+    command = [sys.executable, "-m", "penstock"]
+    where = ["--url", long_server.url, "--api-key", KEY]
+
+    def penstock(*arguments: str) -> str:
+        done = subprocess.run(
+            [*command, *arguments, agent, *where],
+            env=_environment(home, node),
+            cwd=home / "project",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    penstock("launch", "--write")
+    kept = int(penstock("warm").split()[0].replace(",", ""))
+    read = long_server.counted("penstock_prompt_tokens_total", source="read")
+    done = _run(agent, [*TURNS[agent][0][:-1], "How many moons has Mars?"], home, node, long_server)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert long_server.counted("penstock_prompt_tokens_total", source="read") - read < kept / 2
+
+
 def _run(
     agent: str, turn: list[str], home: Path, node: Path, server: RunningServer
 ) -> subprocess.CompletedProcess[str]:
@@ -71,7 +100,7 @@ def _run(
 
 def _environment(home: Path, node: Path) -> dict[str, str]:
     """A home of its own, and nothing outside this machine."""
-    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "PYTHONPATH") if name in os.environ}
     programs = f"{node / 'node_modules' / '.bin'}:{os.environ['PATH']}"
     nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "https_proxy"), "http://127.0.0.1:9")
     here = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}

@@ -5,7 +5,8 @@ import threading
 import numpy as np
 
 from penstock.engine.engine import Engine
-from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
@@ -20,12 +21,13 @@ class Client:
         max_tokens: int = 8,
         shared: int = 0,
         score: int | None = None,
+        pin: str = "",
         **sampling: object,
     ):
         self.updates: list[Update] = []
         self.over = threading.Event()
         options = Sampling(ignore_eos=True, **{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.request = Request(prompt, max_tokens, options, self.tell, shared, score=score)
+        self.request = Request(prompt, max_tokens, options, self.tell, shared, score=score, pin=pin)
 
     def tell(self, update: Update) -> None:
         self.updates.append(update)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from penstock.backend import open_backend
-from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.sampler import Sampler
+from penstock.engine.sampling import Sampling
 
 OPS = open_backend("cpu", threads=1).sampling
 

@@ -114,7 +114,7 @@ def test_a_gate_lets_a_marker_in_only_after_its_text() -> None:
     codec = tokenizer()
     marker = codec.token_id("｜DSML｜")
     assert marker is not None
-    held = constraints().constrain(Rules(gates={marker: b"<"}, begun="Look: <"))
+    held = constraints().constrain(Rules(gates={marker: (b"<",)}, begun="Look: <"))
     logits = np.ones(codec.vocab_size, np.float32)
     assert held.mask(logits) is logits, "the text that is there already counts"
     held.accept(codec.encode("b")[0])
@@ -200,3 +200,29 @@ def test_a_bias_that_leaves_nothing_is_an_error() -> None:
     sampler.constraint = constraints().constrain(Rules(Grammar(ODD)))
     with pytest.raises(OptionError, match="logit_bias"):
         sampler.sample(np.ones(codec.vocab_size, np.float32))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(Grammar(ODD)),
+        Rules(Grammar('start: "abc"', never=(b"abc",))),
+        Rules(Grammar("start: /(?s:.*)/", never=(b"ab",))),
+        Rules(gates={5: (b"<",)}),
+        Rules(never=(b"ab",), may_end=False),
+        Rules(),
+    ],
+)
+def test_bits_allow_what_the_mask_leaves(rules: Rules) -> None:
+    """A device gets what may come next as bits."""
+    held = constraints().constrain(rules)
+    for _ in range(2):
+        logits = np.zeros(tokenizer().vocab_size, np.float32)
+        masked, bits = held.mask(logits), held.bits(logits.size)
+        if bits is None:
+            assert masked is logits
+            return
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little").astype(bool)
+        np.testing.assert_array_equal(allowed[: logits.size], np.isfinite(masked))
+        assert not allowed[logits.size :].any()
+        held.accept(int(np.flatnonzero(np.isfinite(masked))[-1]))

@@ -57,6 +57,36 @@ def test_a_system_prompt_is_read_once_for_all_conversations(engine: Engine) -> N
         assert client.tokens == alone(engine, client)
 
 
+def test_a_system_prompt_that_is_pinned_is_found_by_its_label(engine: Engine, tmp_path: Path) -> None:
+    system = prompt(1, 100)
+    scheduler = on_disk(engine, tmp_path)
+    first = Client([*system, *prompt(2, 200)], shared=100)
+    ask(scheduler, first)
+    assert scheduler.prefix_cache.pinned() == {}
+    again = Client([*system, *prompt(2, 200)], shared=100, pin="agent")
+    ask(scheduler, again)
+    assert again.readings[0].cached == 100, "it stops where it is to be pinned, and reads nothing before that"
+    assert again.tokens == first.tokens
+    assert scheduler.prefix_cache.disk is not None
+    scheduler.prefix_cache.disk.flush()
+    assert scheduler.prefix_cache.pinned() == {"agent": 100}
+    assert on_disk(engine, tmp_path).prefix_cache.pinned() == {"agent": 100}
+
+
+def test_without_a_disk_it_is_pinned_in_memory(engine: Engine) -> None:
+    scheduler = Scheduler(engine)
+    ask(scheduler, Client(prompt(1, 90), shared=64, pin="a"), Client(prompt(2, 90), shared=70, pin="a"))
+    assert scheduler.prefix_cache.pinned() == {"a": 70}
+
+
+def test_the_pace_of_reading_is_known_after_some_reading(engine: Engine) -> None:
+    scheduler = Scheduler(engine)
+    ask(scheduler, Client(prompt(1, 30)))
+    assert scheduler.prefill_per_second is None
+    ask(scheduler, Client(prompt(2, 300)))
+    assert (scheduler.prefill_per_second or 0) > 0
+
+
 def test_who_waits_for_one_who_leaves_reads_for_itself(engine: Engine) -> None:
     leaves, stays = Client(prompt(1, 300)), Client([*prompt(1, 299), 7, 8])
     scheduler = Scheduler(engine)

@@ -37,7 +37,7 @@ def test_the_signature_lists_every_option() -> None:
         ({"device": "tpu"}, "device is 'tpu', expected one of auto, cpu, cuda, cuda:N"),
         ({"device": "cuda:N"}, "device is 'cuda:N', expected one of auto, cpu, cuda, cuda:N"),
         ({"device": "cuda:x"}, "device is 'cuda:x', expected one of auto, cpu, cuda, cuda:N"),
-        ({"device": "cuda:1"}, "device is 'cuda:1': this version has no CUDA backend, expected auto or cpu"),
+        ({"device": "cuda:1"}, "device is 'cuda:1': this machine has no NVIDIA GPU that programs may use"),
         ({"vram": "8GiB"}, "vram is 8589934592, but the model runs on the CPU: no GPU is used"),
         ({"draft": True}, "draft is True, expected one of auto, off, mtp, ngram"),
         ({"draft": "ngram"}, "draft is 'ngram': there is no n-gram drafter"),

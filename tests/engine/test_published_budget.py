@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine.engine import Engine
 from penstock.errors import BudgetError
-from penstock.weights.gguf_writer import PlannedTensor, _header
+from penstock.weights.gguf_writer import PlannedTensor, write_outline
 from penstock.weights.synth import plan_synth
 
 GIB = 1 << 30
@@ -23,11 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raise AssertionError("only the header is wanted")
 
     tensors = [PlannedTensor(t.plan.name, t.kind, t.plan.shape, nothing) for t in plan.tensors]
-    header = _header(plan.metadata(), tensors)
     path: Path = tmp_path_factory.mktemp("published") / "flash.gguf"
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(len(header) + sum(-(-tensor.nbytes // 32) * 32 for tensor in tensors))
+    write_outline(path, plan.metadata(), tensors)
     assert path.stat().st_size > 80 * GIB
     return path
 

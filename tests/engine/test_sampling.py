@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,3 +214,44 @@ def test_stop_strings_work_across_any_split(text: str, stops: list[str], cuts: l
         assert not any(stop in shown for stop in stops)
     assert shown + watcher.finish() == expected
     assert (watcher.found is not None) == bool(found)
+
+
+def test_more_stop_strings_cost_no_more() -> None:
+    """Lines of code that run for a text in which none of them is."""
+
+    def lines(count: int) -> int:
+        watcher, seen = StopStrings([f"stop {number}" for number in range(count)]), 0
+
+        def trace(_: object, event: str, __: object) -> Any:
+            nonlocal seen
+            seen += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            watcher.push("a text with a stop and more of it")
+        finally:
+            sys.settrace(before)
+        return seen
+
+    assert lines(10_000) == lines(10)
+
+
+def test_edits_are_what_penalties_do() -> None:
+    """A device gets the penalties as a list; applied in its order they give the very same floats."""
+    sampling = Sampling(
+        repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, logit_bias={3: 1.5, 8: -2.0}
+    )
+    sampler = sampler_of(sampling, [1, 2, 3], 10)
+    for token in (4, 4, 2):
+        sampler._accept(token)
+    logits = np.linspace(-2, 2, 10).astype(np.float32)
+    edits, found = sampler._edits(), logits.copy()
+    assert edits is not None
+    for id, repeated, subtract, add in zip(*edits, strict=True):
+        v = found[id]
+        if repeated:
+            v = v / np.float32(1.3) if v > 0 else v * np.float32(1.3)
+        found[id] = np.float32(np.float32(np.float64(v) - subtract) + add)
+    np.testing.assert_array_equal(found, sampler._penalise(logits))

@@ -101,10 +101,10 @@ def test_one_failure_is_not_everybodys(engine: Engine, monkeypatch: pytest.Monke
     advance = engine.advance
     broken = scheduler._slots[1].session
 
-    def failing(work):  # type: ignore[no-untyped-def]
+    def failing(work, *more):  # type: ignore[no-untyped-def]
         if any(session is broken for session, _, _ in work):
             raise ReadError("the disk is gone")
-        return advance(work)
+        return advance(work, *more)
 
     monkeypatch.setattr(engine, "advance", failing)
     finish(scheduler)

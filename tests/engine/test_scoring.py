@@ -62,10 +62,10 @@ def test_few_logits_at_a_time_and_those_who_decode_go_on(
     rows: list[int] = []
     advance = engine.advance
 
-    def counting(work):  # type: ignore[no-untyped-def]
+    def counting(work, *more):  # type: ignore[no-untyped-def]
         wanted = sum(rows for _, _, rows in work)
         rows.extend([wanted] if wanted > 1 else [])  # steps in which something is scored
-        return advance(work)
+        return advance(work, *more)
 
     monkeypatch.setattr(engine, "advance", counting)
     scheduler = Scheduler(engine)
@@ -140,10 +140,10 @@ def test_a_failure_stays_with_the_one_that_is_scored(engine: Engine, monkeypatch
 
     advance = engine.advance
 
-    def failing(work):  # type: ignore[no-untyped-def]
+    def failing(work, *more):  # type: ignore[no-untyped-def]
         if any(rows > 1 for _, _, rows in work):
             raise ReadError("the disk is gone")
-        return advance(work)
+        return advance(work, *more)
 
     monkeypatch.setattr(engine, "advance", failing)
     finish(scheduler)

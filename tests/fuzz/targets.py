@@ -13,11 +13,14 @@ import numpy as np
 
 from penstock.engine.engine import Engine
 from penstock.errors import ModelFormatError
+from penstock.hub.choices import choices, choose, draft_for
+from penstock.hub.listing import parse_listing
 from penstock.machine.measured_once import _noted as measured_numbers
 from penstock.storage.usage import Usage, learn_usage, recall_usage, usage_path
 from penstock.tokenizer import tokenizer_from_gguf
 from penstock.weights.config_json import config_from_json
 from penstock.weights.gguf_reader import read_gguf
+from penstock.weights.imatrix import Entry, Imatrix, read_imatrix, write_imatrix
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.safetensors_reader import parse_json, read_safetensors
 from penstock.weights.synth import synth
@@ -76,6 +79,15 @@ def make_targets(folder: Path) -> list[Target]:
         values = parse_json(data, "fuzz")
         config_from_json(values if isinstance(values, dict) else {}, "fuzz")
 
+    def listing(data: bytes) -> None:
+        """What a hub says, up to the paths that files would get."""
+        root = Path("/cache/snapshots/commit")
+        for choice in (found := choices(parse_listing(data, "fuzz/model").files)):
+            draft_for(choice, found)
+            for file in choice.files:
+                assert (root / file.path).resolve().is_relative_to(root)
+        choose(found, "q4", "fuzz/model", {})
+
     def unsealed(data: bytes) -> None:
         """A snapshot whose checksum somebody made fit: everything behind it must hold as well."""
         with patch("penstock.kv.snapshot._check_sum"):
@@ -97,21 +109,46 @@ def make_targets(folder: Path) -> list[Target]:
         learn_usage("fuzz", Usage(np.ones((2, 4), np.float32), 5.0, 3.0))
         usage = usage_path("fuzz").read_bytes()
     notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1]}
+    matrix, dat = _imatrices(folder)
     return [
         Target("usage", [usage], used, 0.01),
         Target("notes", [json.dumps(notes).encode()], noted, 0.01),
-        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.41),
+        Target("imatrix", [matrix], lambda data: _ignore(read_imatrix(_written(folder, data))), 0.01),
+        Target("imatrix.dat", [dat], lambda data: _ignore(read_imatrix(_written(folder, data))), 0.02),
+        Target("gguf", [small], lambda data: _ignore(read_gguf(gguf.write(data))), 0.38),
         Target("model", [head], lambda data: _ignore(open_checkpoint(whole.write(data))), 0.05),
         Target("safetensors", [_header()], lambda data: _ignore(read_safetensors(tensors.write(data))), 0.3),
         Target(
             "snapshot", [snapshot_head], lambda data: _ignore(engine.load_session(saved.write(data))), 0.03
         ),
         Target("unsealed", [snapshot_head], unsealed, 0.05),
-        Target("config.json", [json.dumps(OFFICIAL).encode()], config, 0.13),
+        Target("hub", [_listing()], listing, 0.04),
+        Target("config.json", [json.dumps(OFFICIAL).encode()], config, 0.09),
         Target(
             "tokenizer", [json.dumps(tokenizer_keys, default=lambda v: v.tolist()).encode()], tokenizer, 0.01
         ),
     ]
+
+
+def _written(folder: Path, data: bytes) -> Path:
+    path = folder / "imatrix"
+    path.write_bytes(data)
+    return path
+
+
+def _imatrices(folder: Path) -> tuple[bytes, bytes]:
+    """A small importance matrix in both formats."""
+    import numpy as np
+
+    from tests.weights.test_imatrix import as_dat
+
+    entries = {
+        "a.weight": Entry(np.ones((1, 8), np.float32), np.array([3], np.float32)),
+        "b_exps.weight": Entry(np.ones((4, 8), np.float32), np.array([0, 1, 2, 3], np.float32)),
+    }
+    imatrix = Imatrix(entries, ("text",), 5, 512)
+    write_imatrix(imatrix, folder / "seed")
+    return (folder / "seed").read_bytes(), as_dat(imatrix)
 
 
 def _ignore(_: Any) -> None:
@@ -131,6 +168,16 @@ def _small_gguf(folder: Path) -> bytes:
     path = folder / "small.gguf"
     write_gguf(path, METADATA, tensors)
     return path.read_bytes()
+
+
+def _listing() -> bytes:
+    large = {"lfs": {"sha256": "0" * 64, "size": 1 << 36, "pointerSize": 134}}
+    paths = ("a/M-Q4_K_M-00001-of-00002.gguf", "a/M-Q4_K_M-00002-of-00002.gguf", "M-Q8_0.gguf", "M-MTP.gguf")
+    files: list[dict[str, Any]] = [
+        {"rfilename": path, "size": 1 << 36, "blobId": "1" * 40, **large} for path in paths
+    ]
+    files.append({"rfilename": "config.json", "size": 700, "blobId": "2" * 40})
+    return json.dumps({"sha": "3" * 40, "siblings": files}).encode()
 
 
 def _header() -> bytes:

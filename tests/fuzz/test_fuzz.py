@@ -8,11 +8,14 @@ from tests.fuzz.targets import Target, make_targets
 COUNTS = {
     "usage": 400,
     "notes": 2000,
+    "imatrix": 1500,
+    "imatrix.dat": 1500,
     "gguf": 8000,
     "model": 400,
     "safetensors": 8000,
     "snapshot": 300,
     "unsealed": 600,
+    "hub": 4000,
     "config.json": 4000,
     "tokenizer": 150,
 }

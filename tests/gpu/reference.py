@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.backend.cuda.layouts import FP8_128
 from penstock.weights import types
 from penstock.weights.quants import dequantize
 from penstock.weights.random_blocks import random_blocks
@@ -15,6 +16,11 @@ Floats = NDArray[Any]  # float64 wherever it is made here
 
 def random_weights(kind: WeightType, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
     """Stored rows [rows, row bytes] that decode to numbers of mean 0 and standard deviation 0.02."""
+    if kind is FP8_128:
+        rng, shape = np.random.default_rng(seed), (rows, columns // 128, 129)
+        raw = rng.integers(0, 256, shape, np.uint8) & np.uint8(0xBF)  # no number above 1, and no NaN
+        raw[..., 0] = rng.integers(118, 124, shape[:2])
+        return raw.reshape(rows, -1)
     blocks = rows * columns // kind.block
     if kind is types.BF16 or kind is types.F32 or kind is types.F16:
         blocks = rows * columns
@@ -22,6 +28,13 @@ def random_weights(kind: WeightType, rows: int, columns: int, seed: int) -> NDAr
 
 
 def decoded(raw: NDArray[np.uint8], kind: WeightType) -> Floats:
+    if kind is FP8_128:
+        groups = raw.reshape(len(raw), -1, 129)
+        codes, exponents = groups[..., 1:], groups[..., 0].astype(np.float64) - 127
+        exponent, fraction = codes >> 3 & 15, (codes & 7) / 8
+        size = np.where(exponent == 0, fraction * 2.0**-6, (1 + fraction) * 2.0 ** (exponent.astype(int) - 7))
+        values: Floats = np.where(codes & 128, -size, size) * 2.0 ** exponents[..., None]
+        return values.reshape(len(raw), -1)
     return dequantize(raw, kind).astype(np.float64)
 
 

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.backend.cuda.attention import Attention, CompressorState, Indexer, MakeTurns, Places, Remember
+from penstock.backend.cuda.attention import (
+    Attention,
+    CompressorState,
+    Indexer,
+    MakeTurns,
+    Places,
+    Remember,
+    RowsAt,
+)
 from penstock.backend.cuda.inputs import DIGITS, Image
 from tests.gpu import reference as ref
 
@@ -21,13 +29,33 @@ def rotated(x: ref.Floats, position: int, sign: int = 1) -> ref.Floats:
     return out
 
 
-def places(positions: list[int], slots: list[int]) -> Places:
-    def ints(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device="cuda")
+class Slots:
+    """Memory of some sequences, each with the same rows in it."""
 
-    where = Places(ints(positions), ints(slots), torch.from_numpy(FREQUENCIES).cuda())
-    MakeTurns(where).launch()
-    return where
+    def __init__(self, *rows: torch.Tensor):
+        """rows: [slots, capacity, width] each"""
+        sizes = [r[0].numel() * r.element_size() for r in rows]
+        starts = [sum(-(-size // 256) * 256 for size in sizes[:i]) for i in range(len(rows) + 1)]
+        self._memory = torch.zeros(len(rows[0]), max(starts[-1], 256), dtype=torch.uint8, device="cuda")
+        self.at, self.views = [], []
+        for each, start, size in zip(rows, starts, sizes, strict=False):
+            part = self._memory[:, start : start + size]
+            part.copy_(each.reshape(len(each), -1).view(torch.uint8))
+            self.at.append(RowsAt(start, each.shape[2] * each.element_size(), each.shape[1]))
+            self.views.append((part, each.dtype, each.shape))
+
+    def read(self, number: int) -> torch.Tensor:
+        part, dtype, shape = self.views[number]
+        return part.contiguous().view(dtype).view(shape)
+
+    def places(self, positions: list[int], slots: list[int]) -> Places:
+        states = self._memory.data_ptr() + self._memory.stride(0) * torch.tensor(slots, dtype=torch.int64)
+        frequencies = torch.from_numpy(FREQUENCIES).cuda()
+        turns = torch.zeros(len(slots), len(FREQUENCIES), 2, device="cuda")
+        at = torch.tensor(positions, dtype=torch.int32, device="cuda")
+        where = Places(at, states.cuda(), frequencies, turns)
+        MakeTurns(where).launch()
+        return where
 
 
 def halves(array: ref.Floats) -> torch.Tensor:
@@ -54,17 +82,17 @@ class Memory:
         window = torch.zeros(2, 140, 512, dtype=torch.float16, device="cuda")
         frontier = torch.full((2, 2 * self.ratio + 7, 2 * self.width), float("nan"), device="cuda")
         rows = torch.zeros(2, self.length // self.ratio + 1, self.dim, dtype=torch.float16, device="cuda")
-        at = 0
+        slots, at = Slots(window, frontier, rows), 0
         for n in steps:
             part = slice(at, at + n)
             compressor = CompressorState(
-                self.values[part], self.scores[part], self.ape, self.norm, frontier, rows
+                self.values[part], self.scores[part], self.ape, self.norm, *slots.at[1:]
             )
-            where = places(list(range(at, at + n)), [1] * n)
-            Remember(self.kv[part], self.kv_norm, window, where, [compressor], EPS).launch()
+            where = slots.places(list(range(at, at + n)), [1] * n)
+            Remember(self.kv[part], self.kv_norm, slots.at[0], where, [compressor], EPS).launch()
             torch.cuda.synchronize()
             at += n
-        return window, frontier, rows
+        return slots.read(0), slots.read(1), slots.read(2)
 
     def wanted_rows(self) -> ref.Floats:
         values = self.values.double().cpu().numpy()
@@ -116,9 +144,10 @@ def test_the_indexer_picks_the_best_rows() -> None:
     scores = torch.full((4, 5300), float("nan"), device="cuda")
     picks = torch.full((4, count), -1, dtype=torch.int32, device="cuda")
     counts = torch.zeros(4, dtype=torch.int32, device="cuda")
-    where = places(positions, slots)
+    memory = Slots(device_keys)
+    where = memory.places(positions, slots)
     f = [torch.from_numpy(a.astype(np.float32)).cuda() for a in (q, gates)]
-    Indexer(f[0], f[1], device_keys, where, scores, picks, counts, ratio).launch()
+    Indexer(f[0], f[1], memory.at[0], where, scores, picks, counts, ratio).launch()
     got = scores.cpu().numpy()
     for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
         visible = (position + 1) // ratio
@@ -153,10 +182,11 @@ def test_attention(kind: str) -> None:
     device_q = torch.from_numpy(q.astype(np.float32)).cuda()
     out = torch.full((rows, heads * 512), float("nan"), device="cuda")
     image = Image(rows, 8 * 512, DIGITS, groups=8)
-    where = places(positions, slots)
+    memory = Slots(window, compressed)
+    where = memory.places(positions, slots)
     Attention(
-        device_q, window, where, torch.from_numpy(sinks.astype(np.float32)).cuda(), 128, EPS, ratio,
-        None if kind == "window" else compressed, picked,
+        device_q, memory.at[0], where, torch.from_numpy(sinks.astype(np.float32)).cuda(), 128, EPS, ratio,
+        None if kind == "window" else memory.at[1], picked,
         torch.from_numpy(counts.astype(np.int32)).cuda() if kind == "picked" else None, out, image,
     ).launch()  # fmt: skip
     got = out.cpu().numpy().reshape(rows, heads, 512)
@@ -197,10 +227,12 @@ def test_a_rows_attention_does_not_depend_on_its_neighbours() -> None:
         halves(rng.standard_normal((1, 900, 512))),
     )
     sinks = torch.zeros(16, device="cuda")
-    outs = []
+    memory, outs = Slots(window, compressed), []
     for rows in ([0, 1, 2], [2]):
         out = torch.empty(len(rows), 16 * 512, device="cuda")
-        where = places([[400, 3000, 3500][r] for r in rows], [0] * len(rows))
-        Attention(q[rows].contiguous(), window, where, sinks, 128, EPS, 4, compressed, out=out).launch()
+        where = memory.places([[400, 3000, 3500][r] for r in rows], [0] * len(rows))
+        Attention(
+            q[rows].contiguous(), memory.at[0], where, sinks, 128, EPS, 4, memory.at[1], out=out
+        ).launch()
         outs.append(out)
     assert torch.equal(outs[0][2], outs[1][0])

@@ -5,7 +5,6 @@ import pytest
 
 from penstock.backend.cuda import layouts
 from penstock.weights import types
-from penstock.weights.quants import dequantize
 from penstock.weights.types import WeightType
 
 
@@ -21,7 +20,6 @@ def test_unpacking_gives_back_the_bytes(kind: WeightType, rows: int, columns: in
     assert packed.shape == layouts.packed_shape(kind, rows, columns)
     back = layouts.unpack(packed, kind, rows, columns)
     assert np.array_equal(back, raw)
-    np.testing.assert_array_equal(dequantize(back, kind), dequantize(raw, kind))
 
 
 @pytest.mark.parametrize("kind", [types.Q8_0, types.MXFP4, types.F16], ids=lambda kind: kind.name)

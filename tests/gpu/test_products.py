@@ -16,8 +16,8 @@ from tests.gpu import reference as ref
 
 KINDS = list(layouts.LAYOUTS)
 DENSE = [kind for kind in KINDS if kind is not types.IQ2_XXS]
-EXPERTS = [types.IQ2_XXS, types.Q2_K, types.Q4_K, types.MXFP4, types.Q8_0]
-PLAIN = (types.F16, types.BF16, types.F32)
+EXPERTS = [types.IQ2_XXS, types.Q2_K, types.Q4_K, types.MXFP4, types.Q8_0, types.Q6_K]
+PLAIN = (types.F16, types.BF16, types.F32, layouts.FP8_128)
 
 # Inputs have 16 bits: half a step of 1 / 32512 of the largest of 256, which averages out over a row.
 AGAINST_INPUTS, AGAINST_DIGITS = 2e-4, 6e-6

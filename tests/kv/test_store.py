@@ -197,6 +197,39 @@ def test_hits_keep_an_entry_for_a_while(
     assert (store.find([2] * 50) is not None) != kept
 
 
+def test_what_is_pinned_stays_when_others_leave(store: KvStore, states: StatePool) -> None:
+    pinned = put(store, states, [1] * 9, "pinned-claude-0a")
+    newer = put(store, states, [2] * 9)
+    with reopened(store, space=pinned.nbytes + newer.nbytes) as other:
+        put(other, states, [3] * 9)
+        assert {entry.label for entry in other.entries()} == {"claude-0a", ""}
+        assert other.find([2] * 9) is None
+
+
+def test_what_is_saved_already_is_pinned_as_it_is(store: KvStore, states: StatePool) -> None:
+    tokens = [1, 2, 3]
+    before = put(store, states, tokens, "system")
+    with reopened(store) as other:
+        after = put(store, states, tokens, "pinned-claude")
+        assert (after.label, before.label) == ("claude", "")
+        assert [path.name for path in store.folder.glob(f"{after.key}.*")] == [f"{after.key}.pinned-claude"]
+        assert other.load(before, states) is None  # who knew it by its old name does no harm
+        found = other.find(tokens)
+        assert found == store.find(tokens)
+        assert found is not None
+        assert_equal(other.load(found, states), made_up(states, tokens))
+    put(store, states, tokens, "end")
+    assert [entry.label for entry in store.entries()] == ["claude"], "it stays pinned"
+
+
+def test_labels_are_found_again_without_the_index(store: KvStore, states: StatePool) -> None:
+    put(store, states, [1, 2, 3], "pinned-codex-1b")
+    store.close()
+    (store.folder / "index.sqlite").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="made again"), reopened(store) as other:
+        assert [entry.label for entry in other.entries()] == ["codex-1b"]
+
+
 def test_what_cannot_fit_drives_nothing_out(store: KvStore, states: StatePool) -> None:
     small = put(store, states, [1] * 10)
     store.space = store.bytes + 1000

@@ -157,13 +157,15 @@ def test_a_call_can_be_forced(client: TestClient, choice: dict[str, str]) -> Non
     assert [block["type"] for block in answer["content"]] == ["tool_use"]
 
 
-def test_no_tools_are_offered_when_none_may_be_called(client: TestClient) -> None:
-    with_tools = {"messages": WEATHER, "tools": [TOOL], "tool_choice": {"type": "none"}}
+def test_a_choice_does_not_change_the_prompt(client: TestClient) -> None:
+    with_tools: dict[str, Any] = {"messages": WEATHER, "tools": [TOOL]}
     counts = [
-        client.post("/v1/messages/count_tokens", json=body).json()
-        for body in (with_tools, {"messages": WEATHER})
+        client.post("/v1/messages/count_tokens", json={**with_tools, "tool_choice": {"type": choice}}).json()
+        for choice in ("none", "auto")
     ]
     assert counts[0] == counts[1]
+    answer = ask(client, **with_tools, tool_choice={"type": "none"})
+    assert all(block["type"] == "text" for block in answer["content"])
 
 
 def test_a_stop_sequence_is_named_and_not_shown(client: TestClient) -> None:
@@ -240,7 +242,7 @@ def test_what_a_client_sends_becomes_a_conversation() -> None:
             Message(Role.USER, "Two cities."),
             Message(Role.ASSISTANT, "I look.", "Both.", calls),
             Message(Role.TOOL, "sun", tool_call_id="call_1"),
-            Message(Role.TOOL, "no\ncity", tool_call_id="own-id"),
+            Message(Role.TOOL, "no\n\ncity", tool_call_id="own-id"),
             Message(Role.USER, "Go on."),
         ),
         (FUNCTION,),
@@ -292,6 +294,8 @@ DEEP = json.loads("[" * 400 + "]" * 400)
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1 << 70}, "top_k"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"stop_sequences": ["x" * 1025]}, "stop_sequences"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tools": [{"name": "f", "input_schema": {"deep": DEEP}}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -361,7 +365,7 @@ def test_pings_come_while_nothing_else_does(service: Service, monkeypatch: pytes
     monkeypatch.setattr(service.scheduler, "submit", patient)
     monkeypatch.setattr(service, "settings", replace(service.settings, ping=0.01))
     lines = asyncio.run(listen())
-    assert PING in lines
+    assert any(line.endswith(PING) for line in lines)
     assert lines[-1].startswith("event: message_stop\n")
 
 

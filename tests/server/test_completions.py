@@ -139,10 +139,10 @@ def test_the_timeout_covers_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(pocket_path(), threads=1, context=512)
     service, released, advance = Service(engine, Settings(timeout=0.2)), threading.Event(), engine.advance
 
-    def slow(work: Any) -> Any:
+    def slow(work: Any, *more: Any) -> Any:
         if any(rows > 1 for _, _, rows in work):  # scored
             released.wait(60)
-        return advance(work)
+        return advance(work, *more)
 
     monkeypatch.setattr(engine, "advance", slow)
     with TestClient(create_app(service)) as client:

@@ -29,18 +29,18 @@ class Brake:
     def __init__(self, engine: Engine):
         self._advance, self._left = engine.advance, float("inf")
         self._changed = threading.Condition()
-        engine.advance = self.advance  # type: ignore[method-assign]
+        engine.advance = self.advance  # type: ignore[method-assign, assignment]
 
     def allow(self, steps: float = float("inf")) -> None:
         with self._changed:
             self._left = steps
             self._changed.notify_all()
 
-    def advance(self, work: Sequence[Any]) -> Any:
+    def advance(self, work: Sequence[Any], *more: Any) -> Any:
         with self._changed:
             self._changed.wait_for(lambda: self._left > 0)
             self._left -= 1
-        return self._advance(work)
+        return self._advance(work, *more)
 
 
 class Server:
@@ -131,6 +131,19 @@ def test_an_answer_streams_and_can_be_stopped(tab: Tab, server: Server) -> None:
     expect(tab.page.locator("#state")).to_have_text("ready")
     assert begun in text.inner_text()
     assert server.service.scheduler.active == 0
+
+
+def test_reading_a_long_prompt_shows_how_far_it_is(tab: Tab, server: Server) -> None:
+    tab.settle(max="3")
+    server.brake.allow(2)  # of more pieces that the prompt is read in
+    tab.say("blue " * 1000)
+    reading = tab.page.locator(".answer .reading")
+    expect(reading).to_have_text(
+        re.compile(r"Reading [\d,]+ of 1,0\d\d tokens · [\d.,]+ tok/s · \d+:\d\d left")
+    )
+    server.brake.allow()
+    expect(reading).to_be_hidden()
+    assert tab.answered()
 
 
 def test_the_map_and_the_instruments_follow(tab: Tab) -> None:

@@ -58,13 +58,13 @@ def test_beyond_this_machine_a_key_is_needed() -> None:
 
 
 def test_a_body_that_is_too_large(client: TestClient, service: Service) -> None:
-    reply = client.post(CHAT, content=b" " * (service.settings.max_body + 1), headers=JSON)
+    reply = client.post(CHAT, content=b" " * (service.max_body + 1), headers=JSON)
     assert reply.status_code == 413
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "many"])
 def test_a_length_that_is_none(client: TestClient, length: str) -> None:
-    reply = client.post(CHAT, content=b"{}", headers={"content-length": length})
+    reply = client.post(CHAT, content=b"{}", headers={**JSON, "content-length": length})
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
 
 
@@ -77,7 +77,7 @@ def test_a_body_in_chunks_is_counted_while_it_is_read(client: TestClient, servic
             sent += 1 << 16
             yield b" " * (1 << 16)
 
-    most = service.settings.max_body
+    most = service.max_body
     reply = client.post(CHAT, content=body(most + (1 << 16)), headers=JSON)
     assert reply.request.headers["transfer-encoding"] == "chunked"
     assert (reply.status_code, sent) == (413, most + (1 << 16))
@@ -96,7 +96,7 @@ def test_what_is_not_a_request_is_refused(client: TestClient, body: bytes) -> No
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/nothing", 404)])
 def test_wrong_method_and_path(client: TestClient, method: str, path: str, status: int) -> None:
-    reply = client.request(method, path)
+    reply = client.request(method, path, headers=JSON)
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
 
@@ -184,10 +184,10 @@ def test_a_stream_that_takes_too_long(
     del client
     over, steps, advance = threading.Event(), iter(range(1000)), service.engine.advance
 
-    def stand_still(work: Any) -> Any:
+    def stand_still(work: Any, *more: Any) -> Any:
         if next(steps) > 0:
             over.wait(120)
-        return advance(work)
+        return advance(work, *more)
 
     monkeypatch.setattr(service.engine, "advance", stand_still)
     own = Service(service.engine, Settings(timeout=2), service.scheduler)

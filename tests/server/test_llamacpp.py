@@ -118,7 +118,7 @@ def test_erase_forgets_idle_sessions(client: TestClient, service: Service) -> No
     Held(service, list(range(400, 440)), 1).finish()
     kept = len(service.scheduler.prefix_cache)
     assert kept > 0
-    assert client.post("/slots/0?action=erase").json() == {"id_slot": 0, "n_erased": kept}
+    assert client.post("/slots/0?action=erase", json={}).json() == {"id_slot": 0, "n_erased": kept}
     assert client.get("/props").json()["penstock"]["sessions"]["kept"] == 0
 
 
@@ -135,7 +135,7 @@ def test_erase_forgets_idle_sessions(client: TestClient, service: Service) -> No
     ],
 )
 def test_what_slots_cannot_do_is_said(client: TestClient, path: str, named: str) -> None:
-    answer = client.post(path)
+    answer = client.post(path, json={})
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == (400, "invalid_request_error")

@@ -209,7 +209,7 @@ def test_requests_are_counted_by_route_and_status(server: Server) -> None:
 
     before = counts()
     server.client.get("/health")
-    server.client.post("/slots/1?action=save")
+    server.client.post("/slots/1?action=save", json={})
     server.client.post("/tokenize", json={"content": 5})
     server.client.get("/no/such/path")
     server.client.get("/nor/this")

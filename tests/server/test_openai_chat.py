@@ -129,10 +129,15 @@ def test_a_call_that_is_required_is_made(client: TestClient) -> None:
 
 
 def test_no_tool_is_called_when_none_may_be(client: TestClient) -> None:
-    none = post(client, ASK_WEATHER, tool_choice="none")
-    del none["id"]
-    without = post(client, {**ASK_WEATHER, "tools": []})
-    assert none["choices"] == without["choices"]
+    """And the prompt stays the same, so that a session that has read it goes on."""
+    none, auto = (post(client, {**ASK_WEATHER, "tool_choice": choice}) for choice in ("none", "auto"))
+    assert [
+        choice["message"].get("tool_calls") is None for choice in (*none["choices"], *auto["choices"])
+    ] == [
+        True,
+        False,
+    ]
+    assert none["usage"]["prompt_tokens"] == auto["usage"]["prompt_tokens"]
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_shown(client: TestClient) -> None:
@@ -183,6 +188,79 @@ def test_logprobs_of_reasoning_and_answer(client: TestClient) -> None:
     assert [entry["token"] for entry in streamed] == [e["token"] for e in choice["logprobs"]["content"]]
 
 
+def test_deepseek_own_fields_are_understood() -> None:
+    lookup = {"type": "function", "function": {"name": "lookup"}}
+    body = ChatRequest.model_validate(
+        {
+            "messages": [
+                {"role": "developer", "content": "D", "tools": [lookup]},
+                {"role": "latest_reminder", "content": "today"},
+                {"role": "user", "content": "q", "task": "query"},
+                {
+                    "role": "assistant",
+                    "reasoning": "hm",
+                    "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": {"city": "Köln"}}}],
+                },
+                {
+                    "role": "tool",
+                    "tool_call_id": "x",
+                    "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}],
+                },
+                {"role": "assistant", "content": "So", "prefix": True},
+            ],
+            "chat_template_kwargs": {"thinking": True, "drop_thinking": False},
+        }
+    )
+    conversation = body.conversation()
+    developer, reminder, user, assistant, tool, last = conversation.messages
+    assert developer.tools == ({"name": "lookup"},)
+    assert (reminder.role, user.task, assistant.reasoning) == (Role.REMINDER, "query", "hm")
+    assert assistant.tool_calls[0].arguments == '{"city": "Köln"}'
+    assert (tool.content, last.content) == ("1\n\n2", "So")
+    assert (conversation.thinking, conversation.drop_thinking) == (Thinking.HIGH, False)
+    assert body.rendering() == {"forced": False, "continues": True}
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user", "content": "q", "prefix": True}, "messages.0.prefix"),
+        ({"role": "user", "content": "q", "tools": [WEATHER]}, "messages.0.tools"),
+        ({"role": "assistant", "content": "q", "task": "query"}, "messages.0.task"),
+    ],
+)
+def test_deepseek_own_fields_out_of_place(client: TestClient, message: dict[str, Any], field: str) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": [message]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen", "force"),
+    [
+        (None, None, False),
+        ("none", (), False),
+        ("required", None, True),
+        ({"type": "function", "function": {"name": "f"}}, ("f",), True),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]},
+            },
+            ("g",),
+            False,
+        ),
+    ],
+)
+def test_a_choice_leaves_what_is_offered(choice: Any, chosen: tuple[str, ...] | None, force: bool) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "q"}], "tools": tools, "tool_choice": choice}
+    )
+    conversation = body.conversation()
+    assert [tool["name"] for tool in conversation.tools] == ["f", "g"]
+    assert (conversation.choice, body.rendering()["forced"]) == (chosen, force)
+
+
 def test_a_conversation_is_understood() -> None:
     body = ChatRequest.model_validate(
         {
@@ -210,7 +288,7 @@ def test_a_conversation_is_understood() -> None:
     )
     conversation = body.conversation()
     system, user, assistant, tool = conversation.messages
-    assert (system.role, user.content, tool.tool_call_id) == (Role.SYSTEM, "a\nb", "x")
+    assert (system.role, user.content, tool.tool_call_id) == (Role.DEVELOPER, "a\nb", "x")
     assert (assistant.content, assistant.reasoning, assistant.sampled) == ("", "hm", None)
     assert [(call.id, call.name, call.arguments, call.raw) for call in assistant.tool_calls] == [
         ("x", "f", "{}", None)

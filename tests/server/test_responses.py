@@ -226,7 +226,7 @@ def test_what_a_client_sends_becomes_a_conversation() -> None:
     assert body.chat() == Conversation(
         (
             Message(Role.SYSTEM, "Be kind."),
-            Message(Role.SYSTEM, "Be brief."),
+            Message(Role.DEVELOPER, "Be brief."),
             Message(Role.USER, "Two cities."),
             Message(
                 Role.ASSISTANT,

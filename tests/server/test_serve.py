@@ -96,7 +96,7 @@ def test_it_listens_first_and_then_reads_the_weights(server: Running) -> None:
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["unfinished", "finished"])
 def test_heads_that_are_too_long(server: Running, end: bytes) -> None:
-    head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: " + b"x" * 70_000
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: " + b"x" * 70_000
     assert answer_to(server.url, head + end).startswith("HTTP/1.1 431 ")
 
 
@@ -107,12 +107,12 @@ def test_what_is_no_http(server: Running) -> None:
 def test_slow_clients_are_not_waited_for(server: Running) -> None:
     assert answer_to(server.url, b"") == ""
     assert answer_to(server.url, b"GET /health HTTP/1.1\r\n") == ""
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Api-Key: secret\r\nContent-Length: 9\r\n\r\n{"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: secret\r\nContent-Length: 9\r\n\r\n{"
     assert answer_to(server.url, head).startswith("HTTP/1.1 408 ")
 
 
 def test_a_connection_is_kept_and_its_next_head_is_waited_for(server: Running) -> None:
-    get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     assert answer_to(server.url, get + b"\r\n" + get).count("HTTP/1.1 200 ") == 1
 
 

@@ -25,7 +25,10 @@ ROUNDING = 1e-5  # of the range of logits: float32 sums in another order
 INPUTS_ROUNDED = 2e-4  # products with quantised weights round their inputs to 16 bits; found: up to 8e-5
 
 # llama.cpp rounds activations to the type of the weights, or to 8 bits; measured at a third of these.
-LLAMACPP_ROUNDING = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2, "q8_0": 4e-2, "mxfp4": 4e-2, "mxfp4_q8_0": 4e-2}
+FEW_BITS = ("q2", "q2-q4", "q2_k", "q3", "q4", "q5", "q6")
+LLAMACPP_ROUNDING = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2} | dict.fromkeys(
+    ("q8_0", "mxfp4", "mxfp4_q8_0", *FEW_BITS), 4e-2
+)
 
 Logits = NDArray[np.float32]
 

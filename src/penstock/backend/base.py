@@ -6,13 +6,16 @@ bytes each of these takes.  The model describes; the backend computes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.state import StateLayout, StatePool
+from penstock.errors import OptionError
+from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -36,6 +39,19 @@ class DeviceWeight(ABC):
         stay until the next call."""
 
 
+class SlicedWeight(DeviceWeight):
+    """A weight of a device with memory of its own: it can come some rows at a time."""
+
+    @property
+    @abstractmethod
+    def slices(self) -> bool:
+        """Whether this one can, as ops want it."""
+
+    @abstractmethod
+    def place_rows(self, info: TensorInfo, first: int, raw: Bytes, scale: Bytes | None = None) -> None:
+        """Rows [first, …) of it, described by `info`; first: a multiple of 128."""
+
+
 class DeviceExpert:
     """One expert's three matrices, ready to be used."""
 
@@ -48,6 +64,15 @@ class ExpertTable(ABC):
 
     @abstractmethod
     def remove(self, number: int) -> None: ...
+
+
+class ExpertStack(ExpertTable):
+    """All experts of one layer, in memory of the device's own."""
+
+    @abstractmethod
+    def place(self, part: int, first: int, info: TensorInfo, raw: Bytes, scale: Bytes | None = None) -> None:
+        """Gate (0), up (1) or down (2) of expert `first` and those behind it: `info` describes all of their rows as
+        one matrix, whose bytes are here in host memory until the next fence."""
 
 
 class ExpertLease(Protocol):
@@ -69,8 +94,44 @@ class ExpertLease(Protocol):
         ...
 
 
+class Edits(NamedTuple):
+    """What is done to logits of some tokens before anything is chosen, in this order.  Each [tokens]"""
+
+    ids: NDArray[np.int64]
+    repeated: NDArray[np.bool_]  # divided by the repetition penalty, or multiplied where they are negative
+    subtract: NDArray[np.float64]
+    add: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one token is to be chosen; see `Sampling.draw`."""
+
+    temperature: float  # 0: the best, ties to the lower id
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    chance: float = 0.0
+    repetition_penalty: float = 1.0
+    edits: Edits | None = None
+    mask: NDArray[np.uint32] | None = None  # bits of the tokens that are allowed, lowest first
+
+
+class Chosen(NamedTuple):
+    token: int  # −1 if a logit is NaN
+    logprob: float  # before edits and mask
+    highest: float  # logit, before them
+    best: float  # after them
+
+
 class Sampling(ABC):
     """What choosing a token asks of a row of logits [vocab]."""
+
+    def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
+        """Begins to choose, where logits are not on the host; calling the result waits for it.  Several that have
+        been started are made together.  None: the questions below are to be asked."""
+        del logits, choice
+        return None
 
     @abstractmethod
     def top(self, logits: Logits) -> tuple[int, float]:
@@ -102,11 +163,22 @@ class Sampling(ABC):
         """The `count` tokens with the highest logits, best first, ties by rising id."""
 
 
+# Where a weight's products add up Σ input² of every column: [parts, columns + 1], the last of a part being how many
+# inputs there were; None where nobody wants to know.  A part is a group of rows that has inputs of its own.
+InputSquares = NDArray[np.float32]
+Observer = Callable[[TensorInfo], InputSquares | None]
+
+
 class Backend(ABC):
     """One device."""
 
     name: str
     sampling: Sampling
+
+    def observe_inputs(self, observer: Observer) -> None:
+        """Asks `observer` where, for every weight that is made from now on.  Only some devices can."""
+        del observer
+        raise OptionError(f"device is {self.name!r}: the inputs of weights can be observed on cpu alone")
 
     @abstractmethod
     def weight(self, info: TensorInfo) -> DeviceWeight:
@@ -140,3 +212,69 @@ class Backend(ABC):
     @abstractmethod
     def deepseek_v4(self) -> "type[deepseek_v4.Ops]":
         """The ops of that architecture; called with this backend and the sequences' memory."""
+
+
+class DeviceSpeeds(NamedTuple):
+    """Bytes per second, measured."""
+
+    memory: float  # reading the device's own
+    from_host: float  # copying to it
+
+
+class DeviceBackend(Backend):
+    """A device with memory of its own, to which all weights are copied."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The device in a few words."""
+
+    @abstractmethod
+    def speeds(self) -> DeviceSpeeds: ...
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """The device's name, its memory as its driver counts it, and how steps were launched."""
+
+    @abstractmethod
+    def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> ExpertStack:
+        """Memory for a layer's experts, each (gate, up, down), of which a token uses so many."""
+
+    @abstractmethod
+    def staging(self, nbytes: int) -> Bytes:
+        """Host memory that copies to the device start from."""
+
+    @abstractmethod
+    def fence(self) -> Callable[[], None]:
+        """What waits until all copies so far have been made."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives device memory that nobody uses any more back to the system."""
+
+    @abstractmethod
+    def limit(self, states: StatePool, nbytes: int) -> None:
+        """Sequences may take so much of the device's memory together."""
+
+    # ── before anything is loaded ─────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
+        """Most rows of a step of this model, with these experts in a layer."""
+
+    @property
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Of the device's memory, what this process has or could have."""
+
+    @abstractmethod
+    def weight_bytes(self, info: TensorInfo) -> int:
+        """Device memory of a matrix outside of the routed experts."""
+
+    @abstractmethod
+    def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
+        """Device memory of a layer's experts."""
+
+    @abstractmethod
+    def state_bytes(self, layout: StateLayout, position: int) -> int:
+        """Device memory of a sequence that has read so many tokens."""

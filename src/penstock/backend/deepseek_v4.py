@@ -6,9 +6,9 @@ row's result.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from penstock.backend.base import (
 )
 from penstock.backend.state import StatePool, Step
 from penstock.weights.checkpoint import Checkpoint
+
+T = TypeVar("T")
+Progress = Callable[[float], None]  # told what share of something is done
 
 # ── specs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,6 +239,12 @@ class Ops(ABC):
     def begin(self, step: Step, blocks: range) -> Any:
         """The batch that ops of these blocks share in a step: blocks are numbered as their attention was made.  The
         blocks' states are made ready for the step's rows."""
+
+    @abstractmethod
+    def repeat(self, batch: Any, work: Callable[[Progress | None], T], progress: Progress | None = None) -> T:
+        """Runs `work`, which calls ops with this batch and nothing else that differs from step to step, and tells
+        `progress` as it goes.  A device may record what it launches and, for another batch with as many rows and the
+        same blocks, launch that again without calling it; then it tells when all is launched."""
 
     @abstractmethod
     def streams(self, x: Array, count: int) -> Array:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, DeviceExpert, DeviceWeight, ExpertTable
 from penstock.backend.state import DTYPES, Step
-from penstock.engine.sampling import Sampler, Sampling
+from penstock.engine.sampler import Sampler
+from penstock.engine.sampling import Sampling
 from penstock.machine.cpu import cache_bytes
 from penstock.machine.memory import read_memory
 from penstock.machine.pages import reserve

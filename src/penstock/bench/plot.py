@@ -3,7 +3,7 @@
 import math
 
 from penstock.bench.report import Point, Report
-from penstock.bench.svg import COLOURS, box, dot, line, page, polyline, text
+from penstock.bench.svg import COLOURS, box, dot, labels, line, page, polyline, text
 from penstock.bench.traffic import Part
 
 WIDTH, HEIGHT, TOP, BOTTOM = 860, 380, 46, 56
@@ -12,6 +12,7 @@ TIME = (464, 690)
 LEGEND = 706
 TALL = HEIGHT - TOP - BOTTOM
 BASE = HEIGHT - BOTTOM
+MANY = 5  # powers of ten on an axis beyond which nothing between them is named
 
 
 def draw(report: Report) -> str:
@@ -31,7 +32,7 @@ def _speeds(report: Report) -> list[str]:
     left, right = SPEED
     body = [text((left + right) / 2, TOP - 8, "tokens per second")]
     for power in range(low, high + 1):
-        for digit in (1, 2, 5) if power < high else (1,):
+        for digit in (1, 2, 5) if power < high and high - low <= MANY else (1,):
             tick = digit * 10.0**power
             body += [line(left, height(tick), right, height(tick)), _tick(left, height(tick), f"{tick:g}")]
     for number, (name, phase) in enumerate((("prefill", "prefill"), ("decode", "decode"))):
@@ -39,8 +40,7 @@ def _speeds(report: Report) -> list[str]:
         body.append(polyline(places, COLOURS[number]))
         body += [dot(x, y, COLOURS[number]) for x, y in places]
         body.append(text(left + 90 + 140 * number, HEIGHT - 10, name, colour=COLOURS[number]))
-    body += [text(_across(point, points), BASE + 18, short(point.context)) for point in points]
-    return body
+    return body + labels([(_across(point, points), short(point.context)) for point in points], BASE + 18)
 
 
 def _across(point: Point, points: tuple[Point, ...]) -> float:
@@ -75,7 +75,9 @@ def _times(report: Report) -> list[str]:
             done += ms
         floor = height(1e3 * point.floor_s)
         body.append(line(x - 5, floor, x + width + 5, floor, "#1d2733", 'stroke-dasharray="4 3"'))
-        body.append(text(x + width / 2, BASE + 18, short(point.context)))
+    middles = [left + slot * (number + 0.5) for number in range(len(points))]
+    shown = [(x, short(point.context)) for x, point in zip(middles, points, strict=True)]
+    body += labels(shown, BASE + 18)
     for number, part in enumerate(reversed(report.parts)):
         y = TOP + 14 + 20 * number
         body += [box(LEGEND, y - 10, 12, 12, colour_of(part)), text(LEGEND + 18, y, part.value, "start")]

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
+from typing import Final
 
+from penstock.errors import OptionError
+
+LETTER: Final = 7.2  # width of one, on average and rather too much than too little
+GAP: Final = 6.0  # between two labels
+QUIET: Final = "#6b6f8a"
 COLOURS = (
     "#3b6ea5",
     "#b9772b",
@@ -35,6 +42,34 @@ def text(
 ) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text {place} fill="{colour}" {extra}>{escape(content)}</text>'
+
+
+def labels(places: Sequence[tuple[float, str]], y: float, below: Sequence[str] = ()) -> list[str]:
+    """Labels of an axis, from left to right, with what stands `below` each.  One that would touch its neighbour is
+    left out, the first and the last after all others."""
+    widths = [
+        LETTER * max(len(content), len(below[number]) if below else 0) + GAP
+        for number, (_, content) in enumerate(places)
+    ]
+
+    def apart(left: int, right: int) -> bool:
+        return places[right][0] - places[left][0] >= (widths[left] + widths[right]) / 2
+
+    kept = [0] if places else []
+    last = len(places) - 1
+    for number in range(1, last):
+        if apart(kept[-1], number) and apart(number, last):
+            kept.append(number)
+    if last > 0 and apart(kept[-1], last):
+        kept.append(last)
+    found = [text(places[number][0], y, places[number][1]) for number in kept]
+    return found + [text(places[number][0], y + 16, below[number], colour=QUIET) for number in kept if below]
+
+
+def check_picture(path: Path, flag: str) -> None:
+    """Before anything is measured: what is drawn is SVG, whatever a file is called."""
+    if path.suffix.lower() != ".svg":
+        raise OptionError(f"{flag} {path}: pictures are SVG, expected a name that ends in .svg")
 
 
 def line(x0: float, y0: float, x1: float, y1: float, colour: str = "#ddd", extra: str = "") -> str:

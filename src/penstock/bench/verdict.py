@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.backend.base import Backend
+from penstock.backend.base import Backend, DeviceBackend
+from penstock.bench.device_speed import expect_on_device
 from penstock.bench.expected import Expected, expect_here
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
@@ -52,6 +53,8 @@ def judge_model(
         plan = planned(checkpoint, None)
     except BudgetError as error:
         return Verdict("not", (f"It does not fit: {error}.", "More memory is all that helps."))
+    if isinstance(backend, DeviceBackend):
+        return _on_device(plan, backend)
     expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", again=again, say=say)
     helps = sorted(_helps(checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])
     sentences = [_fitting(plan), _speed(plan, expected), _help(plan, helps)]
@@ -62,6 +65,15 @@ def judge_model(
         expected.prefill.per_second,
         tuple(helps),
     )
+
+
+def _on_device(plan: Plan, backend: DeviceBackend) -> Verdict:
+    speed = expect_on_device(plan, backend).tokens_per_second
+    sentences = (
+        f"It fits {backend.description}: {write_amount(plan.total)} there, with everything that it needs.",
+        f"Expect {speed:.2g} tokens/s at most, as fast as the GPU's memory is read.",
+    )
+    return Verdict("resident", sentences, speed)
 
 
 def _helps(

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from penstock.chat.deepseek_v4 import DeepSeekV4Format
+from penstock.chat.deepseek_v4 import DeepSeekV4Format, encoding_of
+from penstock.chat.deepseek_v4.render import Encoding
 from penstock.chat.events import Event, TextDelta, ToolCallStarted, Turn
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation
@@ -27,9 +28,18 @@ if TYPE_CHECKING:  # the database is for those who have one
 
 
 def format_of(engine: Engine) -> ChatFormat:
-    """The format that a model was trained with.  There is one so far."""
-    del engine
-    return DeepSeekV4Format()
+    """The format that a model was trained with: the release that `chat_format` names, or that the file tells of."""
+    if engine.options.chat_format != "auto":
+        return DeepSeekV4Format(Encoding.named(engine.options.chat_format))
+    checkpoint = engine.checkpoint
+    names = [checkpoint.path.name, checkpoint.path.resolve().name]
+    names += [
+        part for part in checkpoint.path.resolve().parts if part.startswith("models--")
+    ]  # a hub's cache
+    names += [str(value) for key, value in checkpoint.metadata.items() if key.startswith("general.")]
+    has_dspark = "mtp.0.main_proj.weight" in {*checkpoint.index, *checkpoint.unused}
+    template = str(checkpoint.metadata.get("tokenizer.chat_template", ""))
+    return DeepSeekV4Format(encoding_of(names, template, has_dspark))
 
 
 class ChatDriver:
@@ -53,9 +63,11 @@ class ChatDriver:
         *,
         continues: bool = False,
         forced: bool = False,
+        most: int | None = None,
     ) -> "Reply":
-        """The assistant's next turn.  continues, forced: see `Prompt`."""
-        return Reply(self, conversation, sampling or Sampling(), continues, forced)
+        """The assistant's next turn.  continues, forced: see `Prompt`.  Raises ContextLengthError as soon as it is
+        certain that the prompt has more than `most` tokens."""
+        return Reply(self, conversation, sampling or Sampling(), continues, forced, most)
 
 
 @dataclass(slots=True)
@@ -89,6 +101,7 @@ class Reply:
         sampling: Sampling,
         continues: bool,
         forced: bool,
+        most: int | None = None,
     ):
         self._driver = driver
         format, tokenizer, replay = driver.format, driver.engine.tokenizer, driver.replay
@@ -98,7 +111,7 @@ class Reply:
         self._tokenizer, self._end_reasoning = tokenizer, tokenizer.token_id(format.end_reasoning)
         self._reasoning = self.thinking
         self._keeps = replay is not None and not continues
-        self.prompt = self._rendered.encode(tokenizer, replay.recall if replay else None)
+        self.prompt = self._rendered.encode(tokenizer, replay.recall if replay else None, most)
         self.sampling = replace(sampling, stop=())
         self.turn = Turn(thinking=self.thinking)
         self.tokens: list[int] = []

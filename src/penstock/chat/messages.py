@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+from penstock.errors import OptionError
 
 
 class Role(StrEnum):
@@ -24,6 +26,16 @@ class Thinking(StrEnum):
     MAX = "max"
 
 
+THINKING_WORDS: Final = ("off", "on", "low", "high", "max")  # that people may use
+
+
+def parse_thinking(word: str) -> Thinking:
+    """ "on" is the effort that adds nothing to the prompt in any release."""
+    if word not in THINKING_WORDS:
+        raise OptionError(f"think is {word!r}, expected one of {', '.join(THINKING_WORDS)}")
+    return Thinking.LOW if word == "on" else Thinking(word)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call that an assistant made.  `arguments` is JSON text.  `raw` is the exact sampled text of the whole
@@ -38,7 +50,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn.  `reasoning` and `tool_calls` belong to assistants, `tool_call_id` to tool results.
+    """One turn.  `reasoning` and `tool_calls` belong to assistants, `tool_call_id` to tool results, `tools` (more on
+    offer) to developers, `task` (a job that the model has a marker for) to developers and users.
 
     `sampled`: the ids of a whole assistant turn as the model chose them, without the EOS.  Text alone cannot say
     which of several spellings in tokens it was; with them the next prompt repeats exactly what a session holds.
@@ -51,14 +64,19 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     sampled: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, the tools on offer (JSON-schema function objects), and how the next turn is to be generated.
+    `choice`: which of the tools may be called in it, all if None; what is offered stays in the prompt whatever is
+    chosen, so that a choice costs nothing of what a session has read.
     `json_only` asks for any JSON object; `response_schema` for one of a certain form (with both, the model is told
     the form and held to any object); `schema_field` is what the client calls that schema.  Without `parallel_calls`
-    a turn calls one tool.  `encoding`: which release of the chat format, where there are several."""
+    a turn calls one tool.  `encoding`: which release of the chat format, where there are several; the model's own if
+    empty.  `drop_thinking`: leave out the reasoning of turns that are over; if None, as the format does."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -68,15 +86,26 @@ class Conversation:
     json_only: bool = False
     schema_field: str = field(default="response_format.json_schema.schema", compare=False)
     parallel_calls: bool = True
+    choice: tuple[str, ...] | None = None
+    drop_thinking: bool | None = None
+
+    @property
+    def all_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Those of the conversation, and those that its messages bring."""
+        return (*self.tools, *(tool for message in self.messages for tool in message.tools))
+
+    @property
+    def functions(self) -> list[Mapping[str, Any]]:
+        """The tools that may be called, without the wrapper that APIs put around them."""
+        functions = [tool.get("function", tool) for tool in self.all_tools]
+        return [f for f in functions if self.choice is None or f.get("name") in self.choice]
 
     @property
     def constrained(self) -> bool:
         """Whether the next turn has a form that it is held to."""
-        return bool(self.tools) or self.json_only or self.response_schema is not None
+        return bool(self.all_tools) or self.json_only or self.response_schema is not None
 
 
-def question(user: str, system: str = "", thinking: bool = False) -> Conversation:
+def question(user: str, system: str = "", thinking: Thinking = Thinking.OFF) -> Conversation:
     """A conversation of one question."""
-    messages = (Message(Role.SYSTEM, system), Message(Role.USER, user))
-    # The lowest effort adds no text to the prompt.
-    return Conversation(messages, thinking=Thinking.LOW if thinking else Thinking.OFF)
+    return Conversation((Message(Role.SYSTEM, system), Message(Role.USER, user)), thinking=thinking)

@@ -80,8 +80,9 @@ class Prompt:
         """Token ids.  Neighbouring texts are encoded together, as the model saw them in training."""
         return self.encode(tokenizer).ids
 
-    def encode(self, tokenizer: Tokenizer, recall: Recall | None = None) -> Encoded:
-        """Token ids, those of what the model has said as it said them, if they are known."""
+    def encode(self, tokenizer: Tokenizer, recall: Recall | None = None, most: int | None = None) -> Encoded:
+        """Token ids, those of what the model has said as it said them, if they are known.  Raises
+        ContextLengthError as soon as it is certain that there are more than `most`."""
         ids: list[int] = []
         shared, stable, speech = 0, 0, 0
         before, seen = _digest([]), 0
@@ -98,7 +99,7 @@ class Prompt:
                     shared, stable = shared or len(ids), len(ids)
                 elif piece.place == "speech" and not is_said:
                     speech = len(ids) + 1
-                ids += _encoded(piece, tokenizer)
+                ids += _encoded(piece, tokenizer, most, len(ids))
         return Encoded(ids, shared, stable, speech)
 
 
@@ -110,11 +111,11 @@ def marker_id(tokenizer: Tokenizer, marker: str) -> int:
     return found
 
 
-def _encoded(piece: Piece, tokenizer: Tokenizer) -> Sequence[int]:
+def _encoded(piece: Piece, tokenizer: Tokenizer, most: int | None, before: int) -> Sequence[int]:
     if piece.ids is not None:
         return piece.ids
     if not piece.special:
-        return tokenizer.encode(piece.text)
+        return tokenizer.encode(piece.text, most=most, before=before)
     if piece.place == "bos":
         if tokenizer.bos_id is None:
             raise TokenError("the model's metadata names no BOS token (use --raw)")

@@ -22,6 +22,7 @@ from typing import Any, Final
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation, Message, ToolCall
 from penstock.chat.prompt import Encoded, Piece
+from penstock.machine.private import make_private_file, private_folder
 
 MAX_ENTRIES: Final = 16_384
 BUSY_TIMEOUT: Final = 0.2  # seconds that another process may keep the file busy
@@ -171,7 +172,8 @@ def _open(file: Path) -> sqlite3.Connection | None:
     """The file, made new if it is none of ours; None if there cannot be one."""
     for _ in range(2):
         with suppress(sqlite3.OperationalError, OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(file.parent)
+            make_private_file(file)
             connection = sqlite3.connect(file, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")

@@ -5,14 +5,13 @@ import os
 import platform
 import re
 import resource
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,18 +21,23 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend, DeviceSpeeds
 from penstock.bench.verdict import Verdict, judge_model
 from penstock.cli import options
-from penstock.cli.inspect import describe, size
+from penstock.cli.inspect import describe
 from penstock.engine.options import EngineOptions
+from penstock.engine.planning import choose_backend
 from penstock.errors import OptionError, PenstockError
+from penstock.hub.find import find_model
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
+from penstock.machine.gpu import Gpu, read_gpu_memory, read_gpus
 from penstock.machine.kernel_files import SYS, text
 from penstock.machine.memory import Memory, read_memory
 from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
 from penstock.native.library import instruction_set
+from penstock.sizes import size
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
 
@@ -41,6 +45,7 @@ PYTHON: Final = (3, 11)
 LITTLE_MEMORY: Final = 4 << 30  # less than what the published models have outside their experts
 FEW_FILES: Final = 1024
 LITTLE_SPACE: Final = 1 << 30  # a saved session of a long conversation
+CAPABILITY: Final = (9, 0)  # compute capability that the CUDA kernels need
 SLOW_DISK: Final = 500e6  # bytes per second, about what a disk on a SATA cable reads
 
 
@@ -72,7 +77,10 @@ def judge(name: str, found: str, /, problem: str = "", warning: str = "", **fact
 
 def doctor_command(
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="Also look at this model and the disk it lies on.")
+        Path | None,
+        typer.Option(
+            "--model", "-m", help=f"Also look at this model and the disk it lies on.  {options.MODEL_HELP}"
+        ),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure machine and disk again, even if they are known.")
@@ -83,7 +91,7 @@ def doctor_command(
 
     Example: penstock doctor -m model.gguf
     """
-    checkpoint = None if model is None else open_checkpoint(model)
+    checkpoint = None if model is None else open_checkpoint(find_model(model, download=False))
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
         checks = list(examine(None if checkpoint is None else describe(checkpoint), measure))
     healthy = all(check.status is not Status.PROBLEM for check in checks)
@@ -103,9 +111,8 @@ def doctor_command(
 def _verdict(checkpoint: Checkpoint, again: bool) -> Verdict:
     """As a command would run the model that is told nothing else."""
     chosen = EngineOptions(draft="off")
-    backend = open_backend(chosen.device, chosen.thread_count)
-    say = partial(print, file=sys.stderr)
-    return judge_model(chosen.with_draft(checkpoint), chosen, backend, again=again, say=say)
+    model, say = chosen.with_draft(checkpoint), partial(print, file=sys.stderr)
+    return judge_model(model, chosen, choose_backend(model, chosen), again=again, say=say)
 
 
 def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
@@ -122,7 +129,7 @@ def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
     yield check_speed(
         file or Path.cwd(), measure, 0 if model is None else model["streamable"]["bytes_per_token"]
     )
-    yield check_gpu(_driver_sees())
+    yield check_gpu(read_gpus(), _gpu_speeds)
 
 
 def _table(checks: list[Check]) -> Table:
@@ -308,20 +315,31 @@ def _is_direct(file: Path) -> bool | None:
 # ── accelerator ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_gpu(found: list[str]) -> Check:
-    idle = "; not used: this version has no CUDA backend"
-    return judge(
-        "gpu", f"{', '.join(found)}{idle}" if found else "none found: the CPU does the work", driver=found
-    )
-
-
-def _driver_sees() -> list[str]:
-    """Names that NVIDIA's own tool lists."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+def check_gpu(cards: Sequence[Gpu], measure: Callable[[], DeviceSpeeds]) -> Check:
+    """measure: how fast the first card's memory and the way to it are"""
+    if not cards:
+        return judge("gpu", "none found: the CPU does the work")
+    described = []
+    for card in cards:
+        memory = read_gpu_memory(card.number)
+        free = "" if memory is None else f", {size(memory.free)} of {size(memory.total)} free"
+        major, minor = card.capability
+        described.append(f"{card.name}{free}, compute capability {major}.{minor}, CUDA {card.driver}")
+    found, facts = "; ".join(described), [card._asdict() for card in cards]
+    missing = [name for name in ("torch", "cuda") if find_spec(name) is None]
+    if missing:
+        return judge("gpu", found, warning="not used: `pip install penstock[cuda]` is missing", cards=facts)
+    if cards[0].capability < CAPABILITY:
+        return judge("gpu", found, warning="not used: the kernels need compute capability 9.0", cards=facts)
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return listed.stdout.split("\n")[:-1]
+        speeds = measure()
+    except PenstockError as error:
+        return judge("gpu", found, warning=f"not usable: {error}", cards=facts)
+    rates = f"; memory {speeds.memory / 1e12:.2f} TB/s, from the host {speeds.from_host / 1e9:.1f} GB/s"
+    return judge("gpu", found + rates, cards=facts, **speeds._asdict())
+
+
+def _gpu_speeds() -> DeviceSpeeds:
+    backend = open_backend("cuda", threads=1)
+    assert isinstance(backend, DeviceBackend)
+    return backend.speeds()

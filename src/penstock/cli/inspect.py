@@ -10,6 +10,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from penstock.cli import options
+from penstock.hub.find import find_model
+from penstock.sizes import size
 from penstock.storage.plan import Sizes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.opening import open_checkpoint
@@ -19,7 +21,7 @@ from penstock.weights.summary import roles, summarise, verify
 def inspect_command(
     model: Annotated[
         Path | None,
-        typer.Argument(help="GGUF file, first split, or checkpoint folder.  [default: pocket model]"),
+        typer.Argument(help=f"{options.MODEL_HELP}  [default: pocket model]"),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     check: Annotated[
@@ -29,7 +31,7 @@ def inspect_command(
     json_output: options.Json = False,
 ) -> None:
     """Show configuration, tensors, bytes by kind and type, and what can be streamed."""
-    opened = open_checkpoint(model or options.default_model(), mtp)
+    opened = open_checkpoint(find_model(model or options.default_model(), download=False), mtp)
     if check:
         _verify(opened)
     summary = describe(opened)
@@ -78,15 +80,6 @@ def _tensor_rows(model: Checkpoint) -> list[dict[str, Any]]:
         }
         for name, info in {**model.index, **model.unused}.items()
     ]
-
-
-def size(nbytes: float) -> str:
-    """1536 → '1.50 KiB'"""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
 
 
 def _print_summary(console: Console, s: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ import shlex
 import shutil
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from penstock.clients.first_prompt import forecast
 from penstock.clients.setups import SETUPS, Setup
 from penstock.clients.target import Target, find
 from penstock.environment import API_KEY
@@ -46,6 +48,8 @@ def launch_command(
     setup = SETUPS[client](target)
     if write:
         _write(client, setup)
+    if (run or write) and (expected := forecast(client, target, Path.cwd())):
+        print(f"penstock: {expected}", file=sys.stderr)
     if run:
         _run(client, setup, arguments or [])
     if not write:
@@ -61,8 +65,9 @@ def _show(client: str, target: Target, setup: Setup, arguments: list[str]) -> No
     for name, value in setup.environment.items():
         print(f"export {name}={shlex.quote(value)}")
     print(shlex.join([*setup.command, *arguments]))
-    if setup.note:
-        print(f"\n# {setup.note}")
+    for note in (setup.note, forecast(client, target, Path.cwd())):
+        if note:
+            print(f"\n# {note}")
 
 
 def _write(client: str, setup: Setup) -> None:
@@ -81,9 +86,9 @@ def _write(client: str, setup: Setup) -> None:
 
 def _run(client: str, setup: Setup, arguments: list[str]) -> NoReturn:
     """Becomes the client."""
-    missing = [file.path for file in setup.files if setup.needed and not file.written()]
-    if missing:
-        raise OptionError(f"--run: {client} also needs {missing[0]}; add --write")
+    if unfit := setup.unfit_file():
+        why = "also needs" if setup.needed else "is told something else by"
+        raise OptionError(f"--run: {client} {why} {unfit}; add --write")
     program = setup.command[0]
     if shutil.which(program) is None:
         raise PenstockError(f"--run: {program!r} is not installed, or not on PATH")

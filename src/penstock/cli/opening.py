@@ -1,10 +1,11 @@
-"""Opening a model for a command, with progress for those who wait, and what its storage did in one line."""
+"""Opening a model for a command, with progress for those who wait."""
 
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock.backend.base import DeviceBackend
 from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -24,6 +25,8 @@ def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True)
             engine = Engine(path, progress=bar.update, load=load, **given(chosen))
         finally:
             bar.stop()
+    if isinstance(engine.backend, DeviceBackend) and chosen.device == "auto":
+        print(f"penstock: the whole model fits {engine.backend.description}", file=sys.stderr)
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine
@@ -65,24 +68,3 @@ def _bar() -> "Progress":
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     bar.add_task("", total=None)
     return bar
-
-
-def stats_line(before: dict[str, Any], after: dict[str, Any], seconds: float) -> str:
-    """What happened between two `engine.stats()`, for a person."""
-    if "hits" not in after:
-        return f"{after['mode']}: the system keeps the weights in memory"
-
-    def took(name: str) -> float:
-        return float(after.get(name, 0) - before.get(name, 0))
-
-    asked = took("hits") + took("misses")
-    read, reading = took("disk_bytes"), took("read_seconds")
-    stalled = took("stall_seconds") + took("dense_stall_seconds")
-    parts = [
-        f"experts {took('hits') / asked:.0%} of {asked:,.0f} in memory" if asked else "no experts asked for",
-        f"read {read / 1e9:.2f} GB at {read / reading / 1e9:.1f} GB/s" if reading else "nothing read",
-        f"waited {stalled:.2f} of {seconds:.2f} s",
-        f"ahead {took('prefetch_useful'):.0f} used, {took('prefetch_wasted'):.0f} not",
-        f"evicted {took('evictions'):.0f}",
-    ]
-    return " · ".join(parts)

@@ -1,7 +1,7 @@
 """Flags of commands, made from the dataclasses that declare the options."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -9,17 +9,61 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from penstock.chat.messages import THINKING_WORDS
+from penstock.errors import OptionError
 from penstock.option import Option, options_of
 from penstock.pocket import pocket_path
 
+MODEL_HELP = (
+    "GGUF file, first split, checkpoint folder, hf:REPO[:FILE], or a name that `penstock models` lists."
+)
+
+
+def completing(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """What a shell may offer for the value of a flag that takes a few words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
 Model = Annotated[
-    Path | None,
+    Path | None, typer.Option("--model", "-m", help=MODEL_HELP, show_default="the pocket model")
+]
+Stats = Annotated[
+    bool,
     typer.Option(
-        "--model", "-m", help="GGUF file, first split, or checkpoint folder; without it, the pocket model."
+        "--stats",
+        help="Show how fast it was, and what was read, hit and waited for; of long answers a line is shown "
+        "on a terminal anyway.",
     ),
 ]
-Stats = Annotated[bool, typer.Option("--stats", help="Show what was read, hit and waited for.")]
+Think = Annotated[
+    str,
+    typer.Option(
+        "--think",
+        metavar="|".join(THINKING_WORDS),
+        autocompletion=completing(THINKING_WORDS),
+        help="Reason before answering, and how hard; --think alone is --think on, the effort that the model has "
+        "by itself.",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        help="Most tokens of an answer, its reasoning included.",
+        show_default="until it ends or the context does",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def check_max_tokens(given: int | None) -> None:
+    if given is not None and given < 1:
+        raise OptionError(f"--max-tokens is {given}, expected a whole number from 1")
 
 
 def default_model() -> Path:
@@ -72,12 +116,14 @@ def _parameter(option: Option) -> inspect.Parameter:
     default, flags = option.kind.write(option.command_default), option.flags
     if option.kind.type is bool and default:
         flags = (f"{option.flag}/--no-{option.flag[2:]}",)
+    words = [word for word in (option.metavar or "").split("|") if word.islower()]
     shown = typer.Option(
         *flags,
         help=option.help,
         metavar=option.metavar,
         show_default=option.unset if default is None and option.unset else True,
         rich_help_panel=option.group or None,
+        autocompletion=completing(words) if words else None,
     )
     kind = option.kind.type | None if default is None else option.kind.type
     return inspect.Parameter(

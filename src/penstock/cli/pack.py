@@ -9,8 +9,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+import penstock
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.errors import OptionError
+from penstock.hub.find import find_model
+from penstock.sizes import size
 from penstock.storage.pack import pack_path
 from penstock.storage.pack_speed import Speeds, measure, reads_per_expert
 from penstock.storage.pack_writer import check_destination, experts_bytes, write_pack
@@ -40,10 +43,11 @@ def pack_command(
 
     Example: penstock pack -m model.gguf --measure
     """
-    checkpoint = open_checkpoint(model or options.default_model())
+    checkpoint = open_checkpoint(find_model(model or options.default_model()))
     source = ExpertSource(checkpoint)
     destination = output or pack_path(checkpoint.path)
     if not measure_only:
+        check_outside_package(destination)
         check_destination(source, destination, overwrite=force)
     reads, speeds = reads_per_expert(source), None
     if reads > 1:
@@ -69,6 +73,15 @@ def pack_command(
     console.print(_outcome(report, measure_only), markup=False)
     if json_output:
         print(json.dumps(report))
+
+
+def check_outside_package(path: Path) -> None:
+    """What is installed stays as it was installed."""
+    package = Path(penstock.__file__).parent.resolve()
+    if path.resolve().is_relative_to(package):
+        raise OptionError(
+            f"{path}: lies in Penstock's own folder, as the pocket model does; -o names another place"
+        )
 
 
 def _write(checkpoint: Checkpoint, destination: Path, total: int, force: bool) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,18 +13,25 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend
 from penstock.bench.budgets import COLUMNS, Budget, budgets
+from penstock.bench.device_speed import OnDevice, expect_on_device
 from penstock.bench.expected import Expected, expect_here
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import choose_backend, make_engine_plan
+from penstock.errors import OptionError
 from penstock.machine.memory import read_memory
-from penstock.sizes import parse_size
+from penstock.sizes import parse_size, size
 from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.storage.policies import POLICIES
 from penstock.storage.trace import read_trace
-from penstock.weights.opening import open_checkpoint
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.layout import Role
+from penstock.weights.summary import roles
+
+NOTABLE = 1.1  # of what a type takes in the file
 
 
 @options.with_flags
@@ -48,14 +56,22 @@ def plan_command(
 
     Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
     """
-    checkpoint = chosen.with_draft(open_checkpoint(model or options.default_model(), chosen.mtp))
-    backend = open_backend(chosen.device, chosen.thread_count)
+    checkpoint = open_model(model or options.default_model(), chosen, download=False)
     say = partial(print, file=sys.stderr)
     if several:
+        if chosen.device.startswith("cuda"):
+            raise OptionError(
+                f"--budgets compares amounts of the machine's memory; device is {chosen.device!r}"
+            )
         amounts = [parse_size(each, "--budgets") for each in several.split(",")]
-        _compare(list(budgets(checkpoint, chosen, backend, amounts, say=say)), json_output)
+        processor = open_backend("cpu", chosen.thread_count)
+        _compare(list(budgets(checkpoint, chosen, processor, amounts, say=say)), json_output)
         return
+    backend = choose_backend(checkpoint, chosen)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
+    if isinstance(backend, DeviceBackend):
+        _on_device(checkpoint, backend, plan, tokens, json_output)
+        return
     expected = expect_here(
         checkpoint,
         plan,
@@ -90,8 +106,46 @@ def _compare(found: Sequence[Budget], json_output: bool) -> None:
     Console(highlight=False).print(table)
 
 
+def _on_device(
+    checkpoint: Checkpoint, backend: DeviceBackend, plan: Plan, context: int, json_output: bool
+) -> None:
+    expected = expect_on_device(plan, backend)
+    if json_output:
+        print(json.dumps(plan.as_dict() | {"context": context} | expected._asdict()))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_places(plan, context, True))
+    for line in [*_device_expectation(plan, backend, expected), *_encoded_anew(checkpoint, backend)]:
+        console.print(line, markup=False)
+
+
+def _device_expectation(plan: Plan, backend: DeviceBackend, expected: OnDevice) -> list[str]:
+    whole = size(sum(plan.read_by_token.values()))
+    return [
+        f"on {backend.description}: all of this is the GPU's memory",
+        f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s; a token reads {whole}",
+        f"expected decode: {expected.tokens_per_second:.3g} tokens/s at most, as fast as a token is read",
+    ]
+
+
+def _encoded_anew(checkpoint: Checkpoint, backend: DeviceBackend) -> list[str]:
+    """Types that a device stores otherwise than the file does, and what that costs."""
+    stored: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for name, role in roles(checkpoint).items():
+        info = checkpoint.index[name]
+        if len(info.shape) == 2 and role is not Role.HASH_TABLE and role is not Role.ROUTED:
+            stored[info.kind.name] += info.total_bytes
+            there[info.kind.name] += backend.weight_bytes(info)
+    return [
+        f"{kind}: {size(stored[kind])} in the file, {size(there[kind])} there"
+        for kind in sorted(stored)
+        if there[kind] > stored[kind] * NOTABLE
+    ]
+
+
 def _places(plan: Plan, context: int, asked: bool) -> Table:
-    """asked: whether the context is as long as it was told to be."""
+    """asked: whether all of the context has its place, because it was asked for or experts do not give way."""
     table = Table(
         title=f"{plan.mode}, {size(plan.budget) if plan.budget else 'no limit'}", title_justify="left"
     )

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,10 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.opening import LoadingBar, open_engine
 from penstock.engine.options import EngineOptions
 from penstock.environment import API_KEY
 from penstock.errors import OptionError
+from penstock.machine.memory import read_memory
 from penstock.server.http.settings import LOG_LEVELS, LOOPBACK, Settings
 
 
@@ -36,11 +37,16 @@ def serve_command(
     chosen = engine_given(sessions=settings.parallel)
     if settings.park_after and chosen.trace is not None:
         raise OptionError("--park-after and --trace: an engine that records a trace cannot be parked")
-    # The web framework is imported here: other commands start without it.
+    # What computes and the web framework are loaded when there is something to serve.
+    from penstock.cli.opening import LoadingBar, open_engine
     from penstock.server.http.server import Server, address, listen
+    from penstock.server.http.work import request_memory, share_of
     from penstock.server.observe.logs import start_logging
     from penstock.server.service import Service
 
+    budget = read_memory().safe_budget() if chosen.memory == "auto" else chosen.memory_bytes
+    requests = request_memory(settings.max_body) if settings.max_body else share_of(budget)
+    chosen = replace(chosen, request_bytes=requests)
     start_logging(log_level, log_json, log_file)
     if settings.host not in LOOPBACK:
         print(
@@ -64,8 +70,10 @@ def read_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--api-key-file {file}: {error}") from None
+        except OSError as error:
+            raise OptionError(f"--api-key-file {file}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise OptionError(f"--api-key-file {file}: not UTF-8 text") from None
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise OptionError(f"--api-key-file {file}: there is no key in it")

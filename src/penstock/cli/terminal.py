@@ -1,21 +1,21 @@
-"""The terminal: how an answer appears (reasoning dim, an empty line, then what is said), and what a person types: one
-line, a pasted text, or several lines on purpose."""
+"""What commands write for people: answers as they come (reasoning dim, an empty line, then what is said), notes
+beside them, and a line that says how far the reading of a prompt is."""
 
 import os
-import readline
-import select
 import sys
+import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, Final, TextIO
 
 from penstock.chat.events import Event, ReasoningDelta, TextDelta
 
-_PASTE_PAUSE = 0.02  # seconds; the lines of a paste arrive together, those of a typist do not
-_HISTORY = 1000
+if TYPE_CHECKING:
+    from penstock.engine.progress import PrefillProgress
+
+STYLES: Final = {"dim": "\x1b[2m", "red": "\x1b[31m"}
+PLAIN: Final = "\x1b[0m"
+ERASE: Final = "\r\x1b[K"  # the line that the cursor is in
+EVERY: Final = 0.1  # seconds between two states of the line
 
 
 def printable(text: str) -> str:
@@ -23,89 +23,89 @@ def printable(text: str) -> str:
     return "".join(c if (c >= " " and not "\x7f" <= c <= "\x9f") or c in "\n\t" else "\ufffd" for c in text)
 
 
-class Display:
-    """Writes events as they come.  Reasoning goes elsewhere if `reasoning` is another console."""
+class Output:
+    """A stream for people, or for whatever it was redirected to."""
 
-    def __init__(self, answer: Console, reasoning: Console | None = None):
-        self.answer, self.reasoning = answer, reasoning or answer
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self.is_terminal = stream.isatty()
+        self.is_screen = self.is_terminal and os.environ.get("TERM") != "dumb"  # lines can be written over
+        self._coloured = self.is_screen and not os.environ.get("NO_COLOR")
+
+    def write(self, text: str, style: str = "") -> None:
+        """Shows text at once."""
+        shown = printable(text)
+        self.stream.write(f"{STYLES[style]}{shown}{PLAIN}" if style and self._coloured and text else shown)
+        self.stream.flush()
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """A line that the program says, not the model."""
+        self.write(text, style)
+        self.write("\n")
+
+
+class Display:
+    """Writes events as they come.  Where answers are redirected, only they are in the file: the reasoning still shows
+    on the terminal."""
+
+    def __init__(self, answer: Output, notes: Output):
+        self.answer, self.reasoning = answer, answer if answer.is_terminal else notes
         self._reasoned = False
+        self._open = False  # a line of the answer has no end yet
 
     def show(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case ReasoningDelta(text):
-                    self._write(self.reasoning, text, "dim")
+                    self.reasoning.write(text, "dim")
                     self._reasoned = True
-                case TextDelta(text):
-                    self._end_reasoning()
-                    self._write(self.answer, text)
+                case TextDelta(text) if text:
+                    self._end_reasoning("\n\n")
+                    self.answer.write(text)
+                    self._open = not text.endswith("\n")
                 case _:
                     pass
 
     def finish(self) -> None:
-        if self._reasoned and self.reasoning is not self.answer:
-            self.reasoning.print()
-        self.answer.print()
+        self._end_reasoning("\n")
+        if self._open:
+            self.answer.write("\n")
 
-    def _end_reasoning(self) -> None:
+    def _end_reasoning(self, space: str) -> None:
         if self._reasoned:
-            self._write(self.reasoning, "\n\n")
+            self.reasoning.write(space)
             self._reasoned = False
 
-    def _write(self, console: Console, text: str, style: str = "") -> None:
-        console.print(Text(printable(text), style), end="")
-        console.file.flush()
+
+class PrefillLine:
+    """How far a prompt is read, in one line that is written over and over, on a terminal only."""
+
+    def __init__(self, output: Output, clock: Callable[[], float] = time.monotonic):
+        self._output, self._clock = output, clock
+        self._shown: float | None = None  # when
+
+    def __call__(self, progress: "PrefillProgress") -> None:
+        now = self._clock()
+        if self._output.is_screen and (self._shown is None or now - self._shown >= EVERY):
+            self._shown = now
+            self._output.stream.write(ERASE)
+            self._output.write(f"reading {progress}"[: _columns(self._output.stream) - 1], "dim")
+
+    def erase(self) -> None:
+        """The answer begins here."""
+        if self._shown is not None:
+            self._output.stream.write(ERASE)
+            self._output.stream.flush()
+            self._shown = None
 
 
-def read_message(ask: Callable[[str], str], more: Callable[[], bool], prompt: str = "> ") -> str:
-    """The next message.  `ask(prompt)` reads a line; `more()` says whether another is there already.
-
-    A line that ends in a backslash goes on in the next; three quotes open a text that the next three close.  Lines
-    that arrive together (a paste into a terminal without bracketed paste) are one message, unless they begin with
-    a command.
-    """
-    line = ask(prompt)
-    if line.lstrip().startswith('"""'):
-        return _quoted(line.lstrip().removeprefix('"""'), ask)
-    lines = [line]
-    while lines[-1].endswith("\\") or (not line.startswith("/") and more()):
-        continues = lines[-1].endswith("\\")
-        if continues:
-            lines[-1] = lines[-1][:-1]
-        lines.append(ask(". " if continues else ""))
-    return "\n".join(lines)
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
-def _quoted(first: str, ask: Callable[[str], str]) -> str:
-    lines = [first]
-    while not lines[-1].rstrip().endswith('"""'):
-        lines.append(ask(". "))
-    lines[-1] = lines[-1].rstrip().removesuffix('"""')
-    return "\n".join(lines).strip("\n")
-
-
-def more_typed() -> bool:
-    """Whether a terminal has another line waiting.  Other inputs are read line by line."""
-    return sys.stdin.isatty() and bool(select.select([sys.stdin], [], [], _PASTE_PAUSE)[0])
-
-
-def history_path() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "penstock" / "chat_history"
-
-
-def start_editing() -> None:
-    """Line editing with history.  Python turns readline's bracketed paste off; here a paste is one message."""
-    readline.parse_and_bind("set enable-bracketed-paste on")
-    readline.set_history_length(_HISTORY)
-    with suppress(OSError):
-        readline.read_history_file(history_path())
-
-
-def keep_history() -> None:
-    """Writes the history for the next time; a file system that refuses is no reason to fail."""
-    with suppress(OSError):
-        path = history_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        readline.write_history_file(path)
+def outputs() -> tuple[Output, Output]:
+    """Where answers go, and where everything else does."""
+    return Output(sys.stdout), Output(sys.stderr)

@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from penstock.bench.svg import check_picture
 from penstock.chat.driver import ChatDriver
 from penstock.chat.messages import question
 from penstock.cli import options
-from penstock.cli.inspect import size
+from penstock.cli.command import PLAIN
 from penstock.cli.trace_plot import draw
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.sampling import Sampling
 from penstock.errors import OptionError, TraceError
-from penstock.sizes import parse_size
+from penstock.sizes import parse_size, size
 from penstock.storage.policies import POLICIES
 from penstock.storage.policy_choice import SHORTEST
 from penstock.storage.replay import OPTIMUM, Replayed, curve
@@ -29,7 +30,11 @@ from penstock.storage.trace import Trace, TraceHeader, read_trace
 Curves = dict[str, tuple[Replayed, ...]]
 
 trace_app = typer.Typer(
-    name="trace", help="Record which experts are needed; compare caches on the record.", no_args_is_help=True
+    name="trace",
+    help="Record which experts are needed; compare caches on the record.",
+    no_args_is_help=True,
+    add_completion=False,
+    **PLAIN,
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
@@ -92,6 +97,7 @@ def plot_command(
 
     Example: penstock trace plot chat.trace.gz -o curves.svg
     """
+    check_picture(output, "--output")
     trace = _read(file)
     curves = _curves(trace, _parse_policies(policy), _parse_sizes(sizes, trace))
     try:

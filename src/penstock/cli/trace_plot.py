@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from penstock.bench.svg import COLOURS, dot, line, page, polyline, text
-from penstock.cli.inspect import size
+from penstock.bench.svg import COLOURS, dot, labels, line, page, polyline, text
+from penstock.sizes import size
 from penstock.storage.replay import OPTIMUM, Replayed
 
 WIDTH, HEIGHT, TOP, BOTTOM = 720, 400, 46, 56
 LEFT, RIGHT = 64, 590
 LEGEND = 606
-LABEL = 66  # width of a size's label
 BASE = HEIGHT - BOTTOM
 OPTIMUM_COLOUR = "#1d2733"
 
@@ -34,12 +33,8 @@ def draw(name: str, total_bytes: int, curves: Mapping[str, Sequence[Replayed]]) 
     for percent in range(0, 101, 20):
         y = height(percent / 100)
         body += [line(LEFT, y, RIGHT, y), text(LEFT - 8, y + 4, f"{percent}%", "end")]
-    free = 0.0  # labels that would touch are left out
-    for x, capacity in ((across(capacity), capacity) for capacity in sizes):
-        if x >= free:
-            free = x + LABEL
-            body.append(text(x, BASE + 18, size(capacity)))
-            body.append(text(x, BASE + 34, f"{capacity / total_bytes:.0%}", colour="#6b6f8a"))
+    shares = [f"{capacity / total_bytes:.0%}" for capacity in sizes]
+    body += labels([(across(capacity), size(capacity)) for capacity in sizes], BASE + 18, shares)
     for number, (policy, row) in enumerate(curves.items()):
         colour = OPTIMUM_COLOUR if policy == OPTIMUM else COLOURS[number % len(COLOURS)]
         places = [(across(result.capacity), height(result.hit_rate)) for result in row]

@@ -19,6 +19,14 @@ class JsonFile(ConfigFile):
         new = self._merge(old, self.content, "the file")
         return text if new == old else json.dumps(new, indent=2, ensure_ascii=False) + "\n"
 
+    def contradicts(self) -> bool:
+        """Whether the file has other values where it is to have ours."""
+        try:
+            old = json.loads(self.read() or "{}")
+        except (ValueError, RecursionError):
+            return False  # nobody can tell what it says
+        return _differs(old, self.content)
+
     def _merge(self, old: Any, new: dict[str, Any], place: str) -> dict[str, Any]:
         if not isinstance(old, dict):
             raise self.refusal(f"{place} is expected to be an object, found {json.dumps(old)[:40]}")
@@ -27,3 +35,10 @@ class JsonFile(ConfigFile):
             inside = isinstance(value, dict)
             merged[name] = self._merge(old.get(name, {}), value, f"{name!r}") if inside else value
         return merged
+
+
+def _differs(old: Any, new: Any) -> bool:
+    """Whether a value of `new` is another one in `old`; what is not there does not differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return any(name in old and _differs(old[name], value) for name, value in new.items())
+    return bool(old != new)

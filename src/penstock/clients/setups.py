@@ -29,6 +29,14 @@ class Setup:
     needed: bool = False
     note: str = ""
 
+    def unfit_file(self) -> Path | None:
+        """A file that has to be written before the client works: one that it needs and that does not say what it
+        should, or one that says something else, which counts more than the environment."""
+        for file in self.files:
+            if not file.written() if self.needed else isinstance(file, JsonFile) and file.contradicts():
+                return file.path
+        return None
+
 
 def opencode(target: Target) -> Setup:
     model = {

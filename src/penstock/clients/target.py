@@ -1,7 +1,8 @@
 """The server that a client is to use: where it is, and what it says about itself."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -18,13 +19,21 @@ PATIENCE: Final = 5.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """url without a path; key: None where the server needs none; reached: whether it was asked and has answered."""
+    """url without a path; key: None where the server needs none; reached: whether it was asked and has answered.
+
+    prefill     tokens of a prompt that it reads in a second, if it knows
+    pinned      tokens of clients' prompts that it keeps, by label
+    on_disk     whether they outlive it
+    """
 
     url: str
     model: str = MODEL
     context: int = CONTEXT
     key: str | None = None
     reached: bool = False
+    prefill: float | None = None
+    pinned: Mapping[str, int] = field(default_factory=dict)
+    on_disk: bool = False
 
     @property
     def openai(self) -> str:
@@ -45,14 +54,28 @@ def find(url: str, model: str | None = None, key: str | None = None) -> Target:
     base = _base(url)
     try:
         name = model or str(_ask(f"{base}/v1/models", key)["data"][0]["id"])
-        context = int(_ask(f"{base}/props", key)["default_generation_settings"]["n_ctx"])
+        props = _ask(f"{base}/props", key)
+        context = int(props["default_generation_settings"]["n_ctx"])
+        own = props.get("penstock", {})
+        prefill = own.get("scheduler", {}).get("prefill_per_second")
+        pinned = {
+            str(label): int(tokens) for label, tokens in own.get("sessions", {}).get("pinned", {}).items()
+        }
+        on_disk = "disk" in own.get("sessions", {})
     except PenstockError:
         raise
     except (OSError, HTTPException):
         return Target(base, model or MODEL, key=key)
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise PenstockError(f"--url {url}: what answers there is no Penstock server") from None
-    return Target(base, name, context, key, reached=True)
+    return Target(
+        base, name, context, key, True, None if prefill is None else float(prefill), pinned, on_disk
+    )
+
+
+def call(target: Target, path: str, body: Any = None) -> Any:
+    """What the server answers to a request of Penstock's own; with a body it is a POST.  OSError if it does not."""
+    return _ask(f"{target.url}{path}", target.key, body)
 
 
 def _base(url: str) -> str:
@@ -68,11 +91,14 @@ def _base(url: str) -> str:
     return base
 
 
-def _ask(url: str, key: str | None) -> Any:
+def _ask(url: str, key: str | None, body: Any = None) -> Any:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        headers["Content-Type"] = "application/json"
     opener = build_opener(ProxyHandler({}))  # the server is on this machine or near it
     try:
-        with opener.open(Request(url, headers=headers), timeout=PATIENCE) as answer:
+        with opener.open(Request(url, data, headers), timeout=PATIENCE) as answer:
             return json.load(answer)
     except HTTPError as error:
         if error.code in (401, 403):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,9 +26,12 @@ Logits = NDArray[np.float32]
 Finishing = dict[bytes, NDArray[np.int64]]  # see `Constraints.finishing`
 
 KEPT: Final = 64  # compiled grammars; an agent sends the same tools with every request
+KEPT_TEXT: Final = 1 << 18  # their characters: a large one takes fifty times as much, or more
 LONGEST: Final = 1 << 20  # characters of a grammar
 MOST_STATES: Final = 50_000  # of a lexer: 100 MB at most
 _PLACE: Final = re.compile(r"\n\s*\d+ \| ")  # before a line of the grammar
+_TAIL: Final = 64  # bytes; longer than any text that matters
+_MARKER: Final = b"\0"  # stands for a marker in the text before a token
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -50,7 +53,9 @@ class Rules:
 
     start     its grammar from the first token on; if there is none, it is free at first
     triggers  the grammar of all that follows a token, for free answers: the first such token counts
-    gates     tokens that may come in free text only where it ends with these bytes
+    where     what the text before such a token must be, since the last special token: elsewhere it may not come
+    after     a token that must have come before one counts; until then it is like any other
+    gates     tokens that may come in free text only where it ends with one of these
     may_end   a free answer may end without a trigger
     never     what ordinary tokens may not spell in free text
     begun     text that the answer begins with already
@@ -58,7 +63,9 @@ class Rules:
 
     start: Grammar | None = None
     triggers: Mapping[int, Grammar] = field(default_factory=dict)
-    gates: Mapping[int, bytes] = field(default_factory=dict)
+    where: re.Pattern[bytes] | None = None
+    after: int | None = None
+    gates: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
     may_end: bool = True
     never: tuple[bytes, ...] = ()
     begun: str = ""
@@ -76,7 +83,7 @@ class Constraints:
         self._tokens: list[bytes] = []
         self._vocabulary: LLTokenizer | None = None
         self._finishing: dict[bytes, Finishing] = {}
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def constrain(self, rules: Rules) -> Constraint:
         """What holds one answer to `rules`; GrammarError if a grammar cannot be used."""
@@ -90,7 +97,15 @@ class Constraints:
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A new reader of this grammar; GrammarError if it cannot be used."""
-        return self._compiled(grammar).deep_copy()
+        with self._lock:
+            found = self._compiled.pop(grammar, None)
+        if found is None:
+            found = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = found
+            while len(self._compiled) > KEPT or sum(map(len, self._compiled)) > max(KEPT_TEXT, len(grammar)):
+                self._compiled.popitem(last=False)
+        return found.deep_copy()
 
     def _compile(self, grammar: str) -> LLMatcher:
         if len(grammar) > LONGEST:
@@ -150,7 +165,8 @@ class Constraint:
         self._matcher, self._triggers = start, triggers
         self._finishing = finishing
         self._never = rules.start.never if rules.start else rules.never
-        self._tail = rules.begun.encode()[-64:]  # the text since the last marker, as far as it matters
+        self._tail = rules.begun.encode()[-_TAIL:]  # the text since the last marker, as far as it matters
+        self._awaited = rules.after
 
     @property
     def free(self) -> bool:
@@ -175,14 +191,35 @@ class Constraint:
             masked[banned] = -np.inf
         return masked
 
+    def bits(self, vocab_size: int) -> NDArray[np.uint32] | None:
+        """What `mask` leaves, as bits, lowest first; None if everything may come"""
+        banned = self._spelling()
+        if self._matcher is None:
+            banned = np.concatenate([banned, self._out_of_place()])
+            if not banned.size:
+                return None
+            allowed = np.ones(vocab_size, np.bool_)
+        else:
+            packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            self._check(self._matcher)
+            allowed = np.unpackbits(packed, bitorder="little")[:vocab_size].astype(np.bool_)
+            if banned.size and np.isin(np.flatnonzero(allowed), banned).all():
+                banned = _NONE  # the grammar itself demands that text
+        allowed[banned] = False
+        padded = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        padded[:vocab_size] = allowed[:vocab_size]
+        return np.packbits(padded, bitorder="little").view(np.uint32)
+
     def accept(self, token: int) -> None:
         """`token` was sampled."""
         special = self._tokenizer.is_special(token)
-        self._tail = b"" if special else (self._tail + self._tokenizer.token_bytes(token))[-64:]
+        self._tail = _MARKER if special else (self._tail + self._tokenizer.token_bytes(token))[-_TAIL:]
+        if token == self._awaited:
+            self._awaited, self._tail = None, b""
         if self._matcher is not None:
             self._matcher.consume_token(token)
             self._check(self._matcher)
-        elif token in self._triggers:
+        elif token in self._triggers and self._awaited is None:
             self._matcher, self._never = self._triggers[token], self._rules.triggers[token].never
 
     def _spelling(self) -> NDArray[np.int64]:
@@ -198,7 +235,9 @@ class Constraint:
         return np.concatenate(banned) if banned else _NONE
 
     def _out_of_place(self) -> NDArray[np.int64]:
-        gated = [token for token, text in self._rules.gates.items() if not self._tail.endswith(text)]
+        gated = [token for token, places in self._rules.gates.items() if not self._tail.endswith(places)]
+        if self._awaited is None and self._rules.where and not self._rules.where.fullmatch(self._tail):
+            gated += self._triggers
         return np.array([*gated, *(() if self._rules.may_end else self._eos)], np.int64)
 
     def _check(self, matcher: LLMatcher) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.engine.engine import Engine
 from penstock.engine.session import Session
 from penstock.kv.store import KvStore
+from penstock.kv.store_index import Entry
 
 MAX_PENDING: Final = 4  # sessions whose saving has not begun; each holds its state in memory
 
@@ -47,6 +48,12 @@ class DiskSessions:
                 return False
             self.pending += self.engine.state_bytes(session.position)
             return True
+
+    def pinned(self) -> list[Entry]:
+        """Entries of this engine's model that are to stay."""
+        return [
+            entry for entry in self.store.entries() if entry.label and entry.model == self.engine.fingerprint
+        ]
 
     def flush(self) -> None:
         """Waits until everything that waits is saved."""

@@ -12,10 +12,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
+from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan, state_layout
+from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
+from penstock.engine.progress import PrefillProgress, PrefillWatch
 from penstock.engine.runner import Loading, LocalRunner, give_back_memory
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
@@ -30,16 +32,25 @@ from penstock.storage.storage import Storage
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
-from penstock.weights.opening import open_checkpoint
 
 Logits = NDArray[np.float32]
 
 
 class Engine:
-    """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, or a checkpoint folder.
+    """Opens a model and runs sessions on it.  `path`: a .gguf file, the first of its splits, a checkpoint folder,
+    `hf:REPO[:FILE]` on Hugging Face, which is downloaded if it is not here, or the name of a model that is here.
 
-    The other keyword arguments are the fields of :class:`EngineOptions`.  Methods may be called from several threads;
+    The other keyword arguments are the fields of `EngineOptions`.  `progress` is told bytes read and in all as
+    weights are read; with `load=False` they are read by the first step.  Methods may be called from several threads;
     steps run one after another.
+
+    >>> engine = penstock.Engine("model.gguf", kv_dtype="f16")
+    >>> for step in engine.generate(engine.tokenizer.encode("Once upon"), 4, penstock.Sampling(temperature=0)):
+    ...     print(step.text, end="")
+     a time, a
+
+    `engine.context` is the most tokens that a session holds, `engine.config` the model's hyper-parameters,
+    `engine.options` what was chosen.
     """
 
     @takes(EngineOptions)
@@ -52,19 +63,21 @@ class Engine:
         **options: Any,
     ):
         self.options = chosen = EngineOptions.make(**options)
-        self.checkpoint: Checkpoint = chosen.with_draft(open_checkpoint(path, chosen.mtp))
+        self.checkpoint: Checkpoint = open_model(path, chosen)
         self.config: ModelConfig = self.checkpoint.config
         if chosen.context is not None and chosen.context > self.config.context_length:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = open_backend(chosen.device, chosen.thread_count, chosen.simulate_low_precision)
+        self.backend = choose_backend(self.checkpoint, chosen)
         self._plan, self.context = self._make_plan()
         self.layout = state_layout(self.checkpoint, chosen, self.context)
         self.states = self.backend.states(self.layout)
         self.written: dict[
             int, int
         ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
+        if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
+            self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
         self._runner: LocalRunner | None = None
         self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
@@ -90,6 +103,7 @@ class Engine:
 
     @property
     def runner(self) -> LocalRunner:
+        """What runs steps.  Brings the weights back if they are not in memory."""
         runner = self._runner
         if runner is None:
             with self._lock:
@@ -98,6 +112,7 @@ class Engine:
 
     @property
     def storage(self) -> Storage:
+        """Where the weights are."""
         return self.runner.storage
 
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -107,7 +122,12 @@ class Engine:
             self._load(progress)
 
     def park(self) -> None:
-        """Gives the memory of the weights back, after the step that is running.  Sessions stay as they are."""
+        """Gives the memory of the weights back, after the step that is running.  Sessions stay as they are.
+
+        >>> engine.park()
+        >>> engine.parked
+        True
+        """
         if self.options.trace is not None:
             raise OptionError("an engine that records a trace cannot be parked: the trace would end there")
         with self._lock:
@@ -115,6 +135,8 @@ class Engine:
                 self._runner.close()
                 self._runner = None
                 give_back_memory()
+                if isinstance(self.backend, DeviceBackend):
+                    self.backend.release()
 
     def _load(
         self, progress: Callable[[int, int], None] | None = None, plan: Plan | None = None
@@ -141,9 +163,17 @@ class Engine:
         return self._runner
 
     def stats(self) -> dict[str, Any]:
-        """What the weights' storage has done since they were loaded: hits, misses, bytes, waits."""
+        """What the weights' storage has done since they were loaded: hits, misses, bytes, waits.
+
+        >>> engine.load()
+        >>> engine.stats()["mode"]
+        'mmap'
+        """
         runner = self._runner
-        return {"mode": "parked"} if runner is None else runner.storage.stats()
+        found: dict[str, Any] = {"mode": "parked"} if runner is None else runner.storage.stats()
+        if isinstance(self.backend, DeviceBackend):
+            found["device"] = self.backend.stats()
+        return found
 
     def expert_map(self) -> ExpertMap | None:
         """Which experts are in memory, and how much each was used lately; None while no weights are in memory.
@@ -167,11 +197,21 @@ class Engine:
     # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def session(self) -> Session:
-        """A new, empty session."""
+        """A new, empty session.
+
+        >>> engine.session().position
+        0
+        """
         return Session(self, SequenceState(self.states))
 
     def load_session(self, path: str | Path) -> Session:
-        """The session that `session.save(path)` wrote."""
+        """The session that `session.save(path)` wrote.
+
+        >>> logits = session.feed([0, 17, 4])
+        >>> session.save("three.session")
+        >>> engine.load_session("three.session").tokens
+        [0, 17, 4]
+        """
         return self.restored(load_snapshot(Path(path), self.states, self.fingerprint))
 
     def restored(self, snapshot: Snapshot) -> Session:
@@ -188,6 +228,9 @@ class Engine:
     @cached_property
     def _state_range(self) -> tuple[int, int]:
         """Bytes of an empty session and of a full one."""
+        if isinstance(self.backend, DeviceBackend):
+            device, layout = self.backend, self.layout
+            return device.state_bytes(layout, 0), device.state_bytes(layout, self.context)
         return self.layout.live_bytes(0), self.layout.live_bytes(self.context)
 
     @cached_property
@@ -199,16 +242,34 @@ class Engine:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     def feed(
-        self, work: Sequence[tuple[Session, Sequence[int]]], logits: str = "last"
+        self,
+        work: Sequence[tuple[Session, Sequence[int]]],
+        logits: str = "last",
+        progress: Callable[[float], None] | None = None,
     ) -> list[Logits | None]:
         """Processes tokens of several sessions together.  One result per session: "last" → [vocab],
         "all" → [len(ids), vocab], "none" → None.
 
         Nothing happens if any id or length is wrong.  If a step fails, each session stands where its last
-        completed step left it.
+        completed step left it.  `progress` is told after every layer how many tokens are read, of all together; a
+        step is read in part while it runs.  What it raises ends the feeding.
+
+        >>> first, second = engine.session(), engine.session()
+        >>> found = engine.feed([(first, [0, 17]), (second, [0, 17, 4])], logits="all")
+        >>> [rows.shape for rows in found]
+        [(2, 4096), (3, 4096)]
         """
         if logits not in ("last", "all", "none"):
             raise OptionError(f"logits is {logits!r}, expected 'last', 'all' or 'none'")
+        return self._feed(work, logits, progress)
+
+    def _feed(
+        self,
+        work: Sequence[tuple[Session, Sequence[int]]],
+        logits: str,
+        progress: Callable[[float], None] | None = None,
+    ) -> list[Logits | None]:
+        """As `feed`; "kept" → None, and each session has its last logits where they lie."""
         jobs = [_Job(session, self._checked(ids)) for session, ids in work]
         if len({id(job.session) for job in jobs}) != len(jobs):
             raise OptionError("a session appears twice in one batch")
@@ -219,8 +280,8 @@ class Engine:
             for job in jobs:
                 job.session.state.check_room(len(job.ids))
             while any(job.left for job in jobs):
-                self._step(jobs, logits)
-        return [job.result(logits) for job in jobs]
+                self._step(jobs, logits, progress)
+            return [job.result(logits) for job in jobs]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         try:
@@ -234,18 +295,25 @@ class Engine:
                 raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
         return tokens
 
-    def advance(self, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits | None]:
+    def advance(
+        self,
+        work: Sequence[tuple[Session, Sequence[int], int]],
+        progress: Callable[[float], None] | None = None,
+    ) -> list[Logits | None]:
         """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
-        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens."""
+        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens.  progress:
+        told the share of the step that is done."""
         checked = [(session, self._checked(ids), rows) for session, ids, rows in work]
         if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
             raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
         with self._lock:
             for session, ids, _ in checked:
                 session.state.check_room(len(ids))
-            return self._run(checked)
+            return self._run(checked, progress)
 
-    def _run(self, work: Sequence[tuple[Session, list[int], int]]) -> list[Logits | None]:
+    def _run(
+        self, work: Sequence[tuple[Session, list[int], int]], progress: Callable[[float], None] | None
+    ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
         self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
         runner = self._load()
@@ -253,7 +321,7 @@ class Engine:
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
         try:
-            logits = runner.run(step)
+            logits = runner.run(step, progress)
             runner.commit(step)
         except BaseException:
             runner.discard(step)
@@ -297,7 +365,7 @@ class Engine:
                 return
         self._crowded = True
 
-    def _step(self, jobs: "list[_Job]", logits: str) -> None:
+    def _step(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
         """As many waiting tokens as a chunk holds, first sessions first."""
         room = self.plan.chunk
         taken: list[tuple[_Job, list[int]]] = []
@@ -308,9 +376,11 @@ class Engine:
                 room -= len(ids)
 
         def rows(job: _Job, ids: list[int]) -> int:
-            return {"none": 0, "all": len(ids), "last": int(job.left == len(ids))}[logits]
+            return {"none": 0, "all": len(ids)}.get(logits, int(job.left == len(ids)))
 
-        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken])
+        before, count = sum(job.done for job in jobs), sum(len(ids) for _, ids in taken)
+        tell = None if progress is None else lambda share: progress(before + share * count)
+        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken], tell)
         for (job, ids), part in zip(taken, found, strict=True):
             job.advance(ids, part)
         waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
@@ -318,7 +388,12 @@ class Engine:
             self._load().announce(waiting[: self.plan.chunk])
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
-        """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]"""
+        """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]
+
+        >>> logits = session.feed([0, 17, 4])
+        >>> engine.mtp_logits(session, next_token=5).shape
+        (4096,)
+        """
         if not self.checkpoint.has_mtp:
             raise OptionError(
                 f"{self.checkpoint.path}: the model has no MTP block (see the options mtp and draft)"
@@ -334,26 +409,38 @@ class Engine:
     def generate(
         self,
         prompt_ids: Sequence[int],
-        max_tokens: int = 64,
+        max_tokens: int | None = 64,
         sampling: Sampling | None = None,
         session: Session | None = None,
+        progress: Callable[[PrefillProgress], None] | None = None,
     ) -> Iterator[Step]:
-        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token."""
+        """Feeds the prompt (to a new session, or on top of `session`) and yields one step per token, until the model
+        ends, `max_tokens` are there or the context is full.  `progress` hears how far the prompt is read.
+
+        >>> sampling = penstock.Sampling(seed=1, ignore_eos=True)
+        >>> steps = list(engine.generate([0, 17, 4], max_tokens=8, sampling=sampling))
+        >>> len(steps), steps[-1].finish_reason
+        (8, 'length')
+        """
         session = session or self.session()
         generation = self.generation(
             session, [*session.tokens, *prompt_ids], max_tokens, sampling or Sampling()
         )
-        logits = session.feed(prompt_ids)
+        watch = None
+        if progress is not None:
+            watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
+        ids = self._checked(prompt_ids)
         while True:
-            assert logits is not None
-            step = generation.next(logits)
+            self._feed([(session, ids)], "kept", watch)
+            assert session.last_logits is not None
+            step = generation.next(session.last_logits)
             yield step
             if step.finish_reason is not None:
                 return
-            logits = session.feed([step.token])
+            ids, watch = [step.token], None
 
     def generation(
-        self, session: Session | None, prompt: Sequence[int], max_tokens: int, sampling: Sampling
+        self, session: Session | None, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling
     ) -> Generation:
         """What turns a session's logits into tokens and text, after a prompt that it has read or will read.  The
         session may come later; what is wrong with the rest is said now."""
@@ -375,7 +462,7 @@ class Engine:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer stored with the model."""
+        """The tokenizer stored with the model, a `Tokenizer`."""
         path, metadata = self.checkpoint.path, self.checkpoint.metadata
         if metadata:
             if metadata.get("tokenizer.ggml.model", "none") == "none":
@@ -400,10 +487,12 @@ class _Job:
     def advance(self, ids: list[int], logits: Logits | None) -> None:
         self.done += len(ids)
         if logits is not None:
-            self.parts.append(logits)
+            # The next step may change what lies on a device.
+            self.parts.append(np.asarray(logits) if self.left else logits)
 
     def result(self, logits: str) -> Logits | None:
         """What `feed` returns for this session."""
-        if logits == "none":
+        if logits in ("none", "kept"):
             return None
-        return self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
+        found = self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
+        return np.asarray(found)

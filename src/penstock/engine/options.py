@@ -19,23 +19,30 @@ MODES: Final = ("auto", "resident", "mmap", "direct")
 RUNNING: Final = ("run", "chat", "serve", "bench")  # commands that run a model
 PLANNING: Final = (*RUNNING, "plan")  # and the one that says how it would be run
 ENGINE: Final[dict[str, Any]] = {"group": "Engine", "commands": PLANNING}
-MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": PLANNING}
-READING: Final[dict[str, Any]] = {"group": "Memory", "commands": RUNNING}
+MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": (*PLANNING, "imatrix")}
+READING: Final[dict[str, Any]] = {"group": "Memory", "commands": (*RUNNING, "imatrix")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Checked on creation: an impossible value is an error, never ignored.  docs/options.md has them as a table.
+    """How a model is opened.  Checked on creation: an impossible value is an error, never ignored.
+
+    >>> penstock.EngineOptions(memory="2GiB", streaming="direct").memory == 2 << 30
+    True
+    >>> penstock.EngineOptions(streaming="disk")
+    Traceback (most recent call last):
+    penstock.errors.OptionError: streaming is 'disk', expected one of auto, resident, mmap, direct
 
     A new option is one more field.  It is then a keyword of `Engine`, a flag of the commands that it names, a value
-    in `/props` and, after `make docs`, a line of that table.
+    in `/props` and, after `make docs`, a line of docs/options.md.
     """
 
     device: str = option(
         "auto",
         choice("auto", "cpu", "cuda", "cuda:N", also=r"cuda:\d+"),
-        "Where the model runs; auto takes the best there is.  This version has the CPU alone.",
-        effective=lambda engine: engine.options.backend,
+        "Where the model runs; auto takes an NVIDIA GPU if the whole model fits in one, and the CPU otherwise and "
+        "for models below a gigabyte.",
+        effective=lambda engine: engine.backend.name,
         **ENGINE,
     )
     threads: int | None = option(
@@ -44,7 +51,7 @@ class EngineOptions:
         "CPU threads.",
         unset="every core that this process may use",
         group="Engine",
-        commands=(*PLANNING, "trace record"),
+        commands=(*PLANNING, "trace record", "imatrix"),
         effective=lambda engine: engine.options.thread_count,
     )
     context: int | None = option(
@@ -63,6 +70,12 @@ class EngineOptions:
         "How many are in use at the same time: the plan has memory for one that fills the context and for the others "
         "with an eighth of it.  The server takes --parallel.",
     )
+    request_bytes: int = option(
+        0,
+        whole(0, 1 << 50),
+        "Bytes of memory that the plan has for requests on their way to prompts.  The server takes what --max-body "
+        "needs.",
+    )
     max_rewind: int = option(64, whole(0), "Tokens that a session can always step back.")
     prefill_chunk: int | None = option(
         None,
@@ -79,6 +92,13 @@ class EngineOptions:
         group="Engine",
         commands=RUNNING,
     )
+    chat_format: str = option(
+        "auto",
+        choice("auto", "april", "0731"),
+        "Which release's prompts the model was taught; auto: as its name, its template or its draft module tells.",
+        group="Engine",
+        commands=("run", "chat", "serve"),
+    )
     draft: str = option(
         "auto",
         choice("auto", "off", "mtp", "ngram"),
@@ -89,7 +109,11 @@ class EngineOptions:
         **ENGINE,
     )
     mtp: Path | None = option(
-        None, file(), "A GGUF file with the draft block.", unset="the model's own, if it has one", **ENGINE
+        None,
+        file(),
+        "A GGUF file with the draft block.",
+        unset="the model's own, or the file beside it",
+        **ENGINE,
     )
     memory: str | int | None = option(
         "auto",
@@ -103,6 +127,7 @@ class EngineOptions:
         None,
         size(),
         "What the process may take of a GPU's memory.  An error where the model runs on the CPU.",
+        effective=lambda engine: engine.plan.budget if engine.backend.name != "cpu" else None,
         unset="what is free",
         **MEMORY,
     )
@@ -143,12 +168,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.device.startswith("cuda"):
-            raise OptionError(
-                f"device is {self.device!r}: this version has no CUDA backend, expected auto or cpu"
-            )
-        if self.vram is not None:
+        if self.vram is not None and self.device == "cpu":
             raise OptionError(f"vram is {self.vram!r}, but the model runs on the CPU: no GPU is used")
+        if self.simulate_low_precision and self.device.startswith("cuda"):
+            raise OptionError(f"simulate_low_precision is for the CPU, and device is {self.device!r}")
         if self.draft == "ngram":
             raise OptionError("draft is 'ngram': there is no n-gram drafter in this version yet")
         if self.draft == "off" and self.mtp is not None:
@@ -162,17 +185,18 @@ class EngineOptions:
         return make(cls, options)
 
     @property
-    def backend(self) -> str:
-        """Where the model really runs."""
-        return "cpu"
-
-    @property
     def memory_bytes(self) -> int | None:
         """The budget; None without one, or while it is still to be found."""
         return self.memory if isinstance(self.memory, int) else None
 
     @property
+    def vram_bytes(self) -> int | None:
+        """The budget of a GPU's memory; None without one: all that is free."""
+        return self.vram if isinstance(self.vram, int) else None
+
+    @property
     def thread_count(self) -> int:
+        """CPU threads that are really used."""
         return self.threads or read_cpu().usable
 
     def with_draft(self, checkpoint: "Checkpoint") -> "Checkpoint":

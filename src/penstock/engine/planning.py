@@ -1,18 +1,24 @@
 """What an engine with these options would take of memory, before anything is loaded."""
 
+from importlib.util import find_spec
 from typing import Final
 
-from penstock.backend.base import Backend
+from penstock.backend import open_backend
+from penstock.backend.base import Backend, DeviceBackend
 from penstock.backend.state import StateLayout
 from penstock.engine.options import EngineOptions
+from penstock.errors import OptionError, PenstockError
+from penstock.machine.gpu import read_gpus
 from penstock.machine.memory import Memory, read_memory
 from penstock.model import architecture
+from penstock.storage.device_plan import plan_for_device
 from penstock.storage.plan import Needs, Plan, plan_for_context
 from penstock.weights.checkpoint import Checkpoint
 
 PER_TOKEN: Final = (
     720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
 )
+WORTH_A_GPU: Final = 1 << 30  # bytes of weights: compiled kernels and a driver's context take seconds
 
 
 def state_layout(checkpoint: Checkpoint, options: EngineOptions, context: int) -> StateLayout:
@@ -20,6 +26,43 @@ def state_layout(checkpoint: Checkpoint, options: EngineOptions, context: int) -
     return architecture(checkpoint.config).state_layout(
         checkpoint, kv_dtype=options.kv_dtype, context=context, max_rewind=options.max_rewind
     )
+
+
+def choose_backend(checkpoint: Checkpoint, options: EngineOptions) -> Backend:
+    """The device that the model runs on: the one that was named, or for "auto" a GPU that all of it fits in."""
+    device, threads, rounded = options.device, options.thread_count, options.simulate_low_precision
+    if device != "auto":
+        return open_backend(device, threads, rounded)
+    why = _no_gpu(checkpoint, options)
+    if why is None:
+        try:
+            backend = open_backend("cuda", threads)
+            make_engine_plan(checkpoint, options, backend, options.context)
+            return backend
+        except PenstockError as error:
+            why = str(error)
+    if options.vram is not None:
+        raise OptionError(f"vram is {options.vram!r}, but the model runs on the CPU: {why}")
+    return open_backend("cpu", threads, rounded)
+
+
+def _no_gpu(checkpoint: Checkpoint, options: EngineOptions) -> str | None:
+    """Why no GPU is worth a try, as far as can be told without starting it; None if one is."""
+    weights = sum(info.nbytes for info in checkpoint.index.values())
+    cards = read_gpus()
+    if not cards:
+        return "no GPU is used"
+    if options.simulate_low_precision:
+        return "simulate_low_precision is for the CPU"
+    if options.trace is not None:
+        return "a trace is recorded on the CPU"
+    if weights < WORTH_A_GPU and options.vram is None:
+        return "a model below a gigabyte is faster on the CPU than a GPU starts"
+    if weights > cards[0].memory:
+        return f"{cards[0].name} has not enough memory for the whole model"
+    if find_spec("torch") is None or find_spec("cuda") is None:
+        return "a GPU needs `pip install penstock[cuda]`"
+    return None
 
 
 def make_engine_plan(
@@ -40,6 +83,17 @@ def make_engine_plan(
     """
     memory = memory or read_memory()
     described = architecture(checkpoint.config)
+    if isinstance(backend, DeviceBackend):
+        return plan_for_device(
+            checkpoint,
+            backend,
+            lambda length: _device_state(checkpoint, options, backend, length),
+            lambda rows: described.step_bytes(checkpoint, backend, rows),
+            budget=options.vram_bytes,
+            chunk=options.prefill_chunk,
+            context=context,
+            kv_dtype=options.kv_dtype,
+        )
     staged = state_layout(checkpoint, options, 1).live_bytes(0)
 
     def work(rows: int) -> int:
@@ -50,7 +104,8 @@ def make_engine_plan(
         layout = state_layout(checkpoint, options, length)
         # One session fills the context; the others have an eighth of it.
         state = layout.live_bytes(length) + (options.sessions - 1) * layout.live_bytes(length // 8)
-        return Needs(backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size, state, work)
+        base = backend.program_bytes + PER_TOKEN * checkpoint.config.vocab_size
+        return Needs(base, state, work, options.request_bytes)
 
     return plan_for_context(
         checkpoint,
@@ -63,3 +118,10 @@ def make_engine_plan(
         state=state,
         replanned=options.trace is None,  # a trace would end there
     )
+
+
+def _device_state(checkpoint: Checkpoint, options: EngineOptions, backend: DeviceBackend, length: int) -> int:
+    """One session fills the context; the others have an eighth of it."""
+    layout = state_layout(checkpoint, options, length)
+    others = (options.sessions - 1) * backend.state_bytes(layout, length // 8)
+    return backend.state_bytes(layout, length) + others

@@ -118,6 +118,19 @@ class PrefixCache:
         with self._lock:
             return max((_usable(idle, prompt) for idle in self._idle), default=0)
 
+    def pinned(self) -> dict[str, int]:
+        """Tokens that are pinned, by label: the most of each, on disk, or in memory if there is no disk."""
+        if self.disk is not None:
+            found = [(entry.label, entry.length) for entry in self.disk.pinned()]
+        else:
+            with self._lock:
+                found = [
+                    (idle.kind.removeprefix("pinned-"), len(idle.tokens))
+                    for idle in self._idle
+                    if idle.kind.startswith("pinned-")
+                ]
+        return {label: max(length for other, length in found if other == label) for label, _ in found}
+
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -1,28 +1,18 @@
 """Requests: what is asked, what happens to it, and the slot that it has while it is being answered."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.engine.constraint import Constraint
 from penstock.engine.prefix_cache import Match
+from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Generation, Step
 
 FIRST_CHECKPOINT: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
-    """So many of the prompt's tokens are read, the first `cached` of them before: `source` and `reason` are those of
-    `Match`."""
-
-    done: int
-    total: int
-    cached: int
-    source: str = "none"
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +53,7 @@ class Request:
     constraint  what holds the answer to a form
     score       if set, the prompt is scored: a log-probability for each of its tokens after the first, which nothing
                 predicts, and so many alternatives.  With `max_tokens` 0 that is all.
+    pin         if set, what is `shared` is pinned under this label: on disk it stays when others leave
     """
 
     prompt: list[int]
@@ -73,6 +64,7 @@ class Request:
     stable: int | None = None
     constraint: Constraint | None = None
     score: int | None = None
+    pin: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     generation: Generation | None = None  # from when it is accepted, unless it generates nothing
     preempted: list[int] | None = None  # all its tokens when it lost its slot
@@ -116,6 +108,7 @@ class Slot:
         self.pending = request.tokens[self.cached :]
         self.prefilling = True
         self.resumed = request.preempted is not None
+        self.begun = time.monotonic()
 
     @property
     def tokens(self) -> list[int]:
@@ -128,9 +121,17 @@ class Slot:
         scores = request.score is not None and self.prefilling
         return scores and request.scored <= self.session.position < len(request.prompt)
 
-    def progress(self) -> PrefillProgress:
-        position, total = self.session.position, len(self.request.prompt)
-        return PrefillProgress(min(position, total), total, min(self.cached, total), self.source, self.reason)
+    def progress(self, further: float = 0.0) -> PrefillProgress:
+        """further: tokens that a step has read so far which is not over yet."""
+        position, total = self.session.position + int(further), len(self.request.prompt)
+        return PrefillProgress(
+            min(position, total),
+            total,
+            min(self.cached, total),
+            self.source,
+            self.reason,
+            time.monotonic() - self.begun,
+        )
 
     def state(self) -> SlotState:
         prompt, limit = len(self.request.prompt), self.request.max_tokens

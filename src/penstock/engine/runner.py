@@ -1,8 +1,6 @@
 """Who runs steps: the model in this process.  Several machines would be another runner, and nobody would notice."""
 
-import ctypes
 import gc
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -12,6 +10,7 @@ from penstock.backend.base import Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
+from penstock.machine.memory import return_free_memory
 from penstock.model import architecture
 from penstock.storage.plan import Plan
 from penstock.storage.storage import open_storage
@@ -24,8 +23,9 @@ class Runner(ABC):
     states: StatePool
 
     @abstractmethod
-    def run(self, step: Step) -> Logits:
-        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed."""
+    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
+        """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed.  progress:
+        see `Architecture.forward`."""
 
     @abstractmethod
     def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
@@ -87,9 +87,9 @@ class LocalRunner(Runner):
             self.storage.close()  # nothing may be read to memory that goes away
             raise
 
-    def run(self, step: Step) -> Logits:
+    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
         self.storage.begin_step()
-        hidden = self.model.forward(step)
+        hidden = self.model.forward(step, progress=progress)
         logits = self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
         self.backend.check()
         return logits
@@ -140,5 +140,4 @@ class Loading:
 def give_back_memory() -> None:
     """Lets the system have what has just been freed: the allocator would keep some of it for later."""
     gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    return_free_memory()

@@ -1,25 +1,16 @@
-"""From logits to a token.  The same seed gives the same token for the same logits, whatever else is running.
-
-Order: penalties, logit bias, what a grammar allows, temperature, top-k, top-p, min-p, then one draw.
-Log-probabilities are the model's own, before any of these.
-"""
+"""How tokens are chosen: one value that Python, the command line and the server share.  `sampler.py` does it."""
 
 import math
-import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock.backend.base import Sampling as LogitOps
-from penstock.engine.constraint import Constraint
-from penstock.errors import OptionError, PenstockError
+from penstock.errors import OptionError
 from penstock.option import check, number, option, switch, texts, whole
 
 CHOOSING: Final[dict[str, Any]] = {"commands": ("run", "chat"), "group": "Sampling"}
+NOT_FINITE: Final = "the model produced logits that are not finite; its weights may be damaged"
+ALL_FORBIDDEN: Final = "logit_bias: it forbids every token that may come next"
 STOPPING: Final[dict[str, Any]] = {"commands": ("run",), "group": "Sampling"}
 
 
@@ -30,6 +21,12 @@ class Sampling:
     Repetition penalty counts prompt and output, presence and frequency penalties the output alone.  `stop` are
     strings that end the text (and are not part of it); `stop_token_ids` end it like EOS does.  `top_logprobs` asks
     for that many alternatives with each token.
+
+    >>> penstock.Sampling(temperature=0.6, top_p=0.95, seed=7).seed
+    7
+    >>> penstock.Sampling(temperature=-1)
+    Traceback (most recent call last):
+    penstock.errors.OptionError: temperature is -1, expected 0 (greedy) or a positive number
     """
 
     temperature: float = option(
@@ -76,78 +73,3 @@ class Sampling:
         check(self)
         if any(math.isnan(bias) for bias in self.logit_bias.values()):
             raise OptionError(f"logit_bias is {self.logit_bias!r}, expected numbers by token id")
-
-
-class Sampled(NamedTuple):
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]  # (token, log-probability), best first
-
-
-class Sampler:
-    """One request's choices: its random numbers and the tokens it has seen; `constraint` holds it to a form."""
-
-    constraint: Constraint | None = None
-
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int, ops: LogitOps):
-        self.sampling, self.ops = sampling, ops
-        for token in sampling.logit_bias:
-            if not 0 <= token < vocab_size:
-                raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocab_size:,}")
-        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % (1 << 64)
-        self.seen = set(prompt)  # for the repetition penalty
-        self.output: Counter[int] = Counter()
-        self.count = 0
-
-    def sample(self, logits: NDArray[np.float32]) -> Sampled:
-        """logits [vocab] → the next token"""
-        likeliest, highest = self.ops.top(logits)
-        if likeliest < 0 or not math.isfinite(highest):
-            raise PenstockError("the model produced logits that are not finite; its weights may be damaged")
-        norm = self.ops.log_sum(logits, highest)
-        adjusted = self._penalise(logits)
-        if self.constraint is not None:
-            adjusted = self.constraint.mask(adjusted)
-        if adjusted is not logits:
-            likeliest, highest = self.ops.top(adjusted)
-            if highest == -math.inf:
-                raise OptionError("logit_bias: it forbids every token that may come next")
-        # A bias may be infinite; then there is nothing to draw.
-        drawn = self.sampling.temperature > 0 and highest < math.inf
-        token = self._draw(adjusted, highest) if drawn else likeliest
-        if self.constraint is not None:
-            self.constraint.accept(token)
-        self.count += 1
-        self.seen.add(token)
-        self.output[token] += 1
-        wanted = self.sampling.top_logprobs
-        alternatives = self.ops.best(logits, wanted).tolist() if wanted else []
-        return Sampled(
-            token, float(logits[token]) - norm, [(t, float(logits[t]) - norm) for t in alternatives]
-        )
-
-    def _penalise(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits with penalties and bias; the very same array if there are none."""
-        s = self.sampling
-        repeated = s.repetition_penalty != 1 and self.seen
-        counted = self.output and (s.presence_penalty or s.frequency_penalty)
-        if not (repeated or counted or s.logit_bias):
-            return raw
-        logits = raw.copy()
-        if repeated:
-            ids = np.fromiter(self.seen, np.int64)
-            values = logits[ids]
-            logits[ids] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
-        if counted:
-            ids = np.fromiter(self.output, np.int64)
-            counts = np.fromiter(self.output.values(), np.float64)
-            logits[ids] -= s.presence_penalty + s.frequency_penalty * counts
-        for token, bias in s.logit_bias.items():
-            logits[token] += bias
-        return logits
-
-    def _draw(self, logits: NDArray[np.float32], highest: float) -> int:
-        s = self.sampling
-        # One number per step from a counter-based generator: independent of batch-mates and of earlier draws.
-        chance = np.random.Generator(np.random.Philox(key=self.seed, counter=self.count)).random()
-        return self.ops.draw(logits, highest, s.temperature, s.top_k, s.top_p, s.min_p, chance)

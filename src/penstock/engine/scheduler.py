@@ -17,6 +17,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +40,9 @@ from penstock.engine.requests import (
 from penstock.engine.scoring import score_prompt, score_rows
 from penstock.errors import BusyError, ContextLengthError, PenstockError
 
+ENOUGH: Final = 256  # tokens that have to be read before their pace says something
 Logits = NDArray[np.float32]
+TOLD_EVERY: Final = 0.5  # seconds; a step over a large piece of a prompt may take a minute
 
 
 class Scheduler:
@@ -68,6 +72,9 @@ class Scheduler:
         self._scored_last = False
         self.steps = self.busy_rows = self.paused = 0
         self.engine_seconds = 0.0
+        self.told_every = TOLD_EVERY
+        self._told = 0.0  # when those who wait last heard how far it is
+        self._read_tokens, self._read_seconds = 0, 0.0  # in steps that did nothing but read prompts
 
     # ── from other threads ────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +102,12 @@ class Scheduler:
                 raise BusyError(f"{self.most_waiting} requests are waiting already")
             self._waiting.append(request)
             self._changed.notify()
+
+    @property
+    def prefill_per_second(self) -> float | None:
+        """Tokens of prompts read in a second while nobody decodes; None before there was enough to tell."""
+        enough = self._read_tokens >= min(ENOUGH, self.engine.plan.chunk)
+        return self._read_tokens / self._read_seconds if enough and self._read_seconds else None
 
     @property
     def active(self) -> int:
@@ -193,7 +206,7 @@ class Scheduler:
         work = self._choose()
         if not work:
             return
-        begin = time.perf_counter()
+        begin, self._told = time.perf_counter(), time.monotonic()
         try:
             found = self._run_step(work)
         except PenstockError as error:
@@ -205,12 +218,24 @@ class Scheduler:
         self._measure(work, seconds)
         self.steps += 1
         self.busy_rows += len(work)
+        for part, logits in zip(work, found, strict=True):
+            self._start(part, logits)
         for part, logits, scored in zip(work, found, scores, strict=True):
             self._advance(part, logits, scored)
 
     def _run_step(self, work: Sequence[Work]) -> list[Logits | None]:
         """The logits of each part's last rows: [rows, vocab]"""
-        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work])
+        reading = [part for part in work if part.slot.prefilling and not part.slot.resumed]
+        progress = partial(self._tell, reading) if reading else None
+        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work], progress)
+
+    def _tell(self, reading: Sequence[Work], share: float) -> None:
+        """Those whose prompts are being read hear how far that is, also in the middle of a step."""
+        now = time.monotonic()
+        if now - self._told >= self.told_every and share < 1:  # its end is told anyway
+            self._told = now
+            for part in reading:
+                part.slot.request.emit(part.slot.progress(share * len(part.ids)))
 
     def _drop_cancelled(self) -> None:
         for slot in [slot for slot in self._slots if slot.request.cancelled.is_set()]:
@@ -235,11 +260,16 @@ class Scheduler:
 
     def _begin(self, request: Request) -> None:
         if request.score is None or request.scored == len(request.prompt):
-            match = self.prefix_cache.take(request.tokens)
+            # What is to be pinned has to be passed: a session that is beyond cannot go back there.
+            match = self.prefix_cache.take(
+                request.tokens[: request.shared + 1] if request.pin else request.tokens
+            )
         else:  # what is cached has no logits any more
             match = Match(self.engine.session(), "none", "new")
         slot = Slot(request, match)
         self._slots.append(slot)
+        if request.pin and slot.session.position == request.shared:
+            self.prefix_cache.keep(slot.session, f"pinned-{request.pin}")
         if not slot.resumed:
             request.emit(slot.progress())
 
@@ -320,8 +350,18 @@ class Scheduler:
         if read == 0:
             self._pace.decoded(seconds)
             self._scoring_pace.decoded(seconds)
+        elif all(part.slot.prefilling and not part.scores for part in work):
+            self._read_tokens += read
+            self._read_seconds += seconds
         elif any(not part.slot.prefilling for part in work):
             (self._scoring_pace if self._scored_last else self._pace).read(read, seconds)
+
+    def _start(self, work: Work, logits: Logits | None) -> None:
+        """Tokens of all slots are chosen together, where logits are not on the host."""
+        slot = work.slot
+        if slot.generation is not None and logits is not None and len(slot.pending) == len(work.ids):
+            with suppress(PenstockError):  # said again when the token is asked for
+                slot.generation.start(logits[-1])
 
     def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
         slot, request = work.slot, work.slot.request
@@ -363,7 +403,7 @@ class Scheduler:
             back = min(position - slot.stable, session.max_rewind)
             self.prefix_cache.keep(session, "prompt", back=back)
         elif position == slot.request.shared:
-            self.prefix_cache.keep(session, "system")
+            self.prefix_cache.keep(session, f"pinned-{slot.request.pin}" if slot.request.pin else "system")
         elif (
             self.prefix_cache.disk is not None and position >= FIRST_CHECKPOINT and _is_power_of_two(position)
         ):

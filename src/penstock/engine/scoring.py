@@ -27,7 +27,7 @@ def score_prompt(work: Work, logits: NDArray[np.float32] | None) -> Scored | Fai
     slot, request = work.slot, work.slot.request
     if not work.scores or logits is None or request.score is None:
         return None
-    end = slot.session.position
+    logits, end = np.asarray(logits), slot.session.position  # of the host
     following = request.prompt[end - len(work.ids) + 1 : end + 1]  # the last token of the prompt has none
     try:
         steps = [score(row, token, request.score) for row, token in zip(logits, following, strict=False)]

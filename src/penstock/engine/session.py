@@ -1,7 +1,7 @@
 """One timeline of tokens and the exact attention state that belongs to it."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Made by `engine.session()`.
+    """One timeline of tokens.  Made by `engine.session()`.
 
-    >>> session.feed([0, 17, 4], logits="last").shape     # doctest: +SKIP
-    (129280,)
-    >>> session.rewind(1); session.position               # doctest: +SKIP
-    2
+    >>> session.feed([0, 17, 4], logits="last").shape
+    (4096,)
+    >>> session.rewind(1)                    # take a token back
+    >>> branch = session.fork()              # two futures from one past
+    >>> logits = branch.feed([5])
+    >>> session.tokens, branch.tokens
+    ([0, 17], [0, 17, 5])
+
+    `session.last_logits` are those after the last token, if they were asked for.
     """
 
     def __init__(self, engine: "Engine", state: SequenceState, tokens: Sequence[int] = ()):
@@ -47,12 +52,21 @@ class Session:
         """How many tokens can be taken back now.  All of them can always be."""
         return self.position - self.state.floor
 
-    def feed(self, ids: Sequence[int], logits: str = "last") -> NDArray[np.float32] | None:
-        """Processes tokens.  `logits`: "last" → [vocab], "all" → [len(ids), vocab], "none" → None."""
-        return self.engine.feed([(self, ids)], logits=logits)[0]
+    def feed(
+        self, ids: Sequence[int], logits: str = "last", progress: Callable[[float], None] | None = None
+    ) -> NDArray[np.float32] | None:
+        """Processes tokens.  `logits`: "last" → [vocab], "all" → [len(ids), vocab], "none" → None.  `progress`: see
+        `Engine.feed`."""
+        return self.engine.feed([(self, ids)], logits, progress)[0]
 
     def rewind(self, count: int) -> None:
-        """Forgets the last `count` tokens; raises RewindError beyond `max_rewind` (unless all are forgotten)."""
+        """Forgets the last `count` tokens; raises RewindError beyond `max_rewind` (unless all are forgotten).
+
+        >>> logits = session.feed(range(100))
+        >>> session.rewind(64)
+        >>> session.position
+        36
+        """
         self.state.rewind(count)
         if count:
             del self._tokens[self.position :]
@@ -65,12 +79,14 @@ class Session:
         return copy
 
     def save(self, path: str | Path) -> None:
-        """Writes the session to a file that `engine.load_session` of the same model reads."""
+        """Writes the session to a file that `engine.load_session` of the same model reads.  Atomic: the file is whole
+        or not there."""
         save_snapshot(Path(path), self.snapshot(), self.engine.fingerprint)
 
     def snapshot(self) -> Snapshot:
         """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
-        return Snapshot(self._tokens, self.state, self.last_logits)
+        logits = None if self.last_logits is None else np.asarray(self.last_logits)
+        return Snapshot(self._tokens, self.state, logits)
 
     def _advance(self, ids: Sequence[int]) -> None:
         self.state.advance(len(ids))

@@ -20,6 +20,7 @@ from penstock.backend.base import Logits
 from penstock.backend.state import DTYPES, StateLayout, StatePool
 from penstock.errors import ModelFormatError, SnapshotError
 from penstock.kv.state import SequenceState, live_shapes
+from penstock.machine.private import private_file
 from penstock.weights.files import MappedFile
 from penstock.weights.safetensors_reader import read_safetensors_with_metadata
 from penstock.weights.tensor import TensorInfo
@@ -83,7 +84,7 @@ def save_snapshot(path: Path, snapshot: Snapshot, fingerprint: str) -> None:
 
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "wb") as file:
+        with private_file(part) as file:  # it tells what was said
             file.write(header)
             for data in payload:
                 file.write(data)

@@ -16,10 +16,12 @@ import itertools
 import os
 import re
 import sqlite3
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,19 +32,23 @@ from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenE
 from penstock.kv.snapshot import FORMAT, Snapshot, load_snapshot, save_snapshot
 from penstock.kv.state import live_shapes
 from penstock.kv.store_index import Entry, open_index
+from penstock.machine.private import private_file, private_folder
 from penstock.weights.safetensors_reader import read_safetensors_with_metadata
 
-KINDS: Final = ("system", "prompt", "frontier", "end")  # where in a conversation a session was saved
+KINDS: Final = ("system", "prompt", "frontier", "end")  # where in a conversation a session was saved, or
+PINNED: Final = re.compile(r"pinned-[a-z0-9-]{1,64}")  # whose beginning it is, which is to stay
 ABANDONED_S: Final = 3600.0  # a part untouched for so long has no writer, whoever has its process number now
 
-_PAYLOAD: Final = re.compile(rf"([0-9a-f]{{64}})\.({'|'.join(KINDS)})")
+_PAYLOAD: Final = re.compile(rf"([0-9a-f]{{64}})\.({'|'.join(KINDS)}|{PINNED.pattern})")
+_OWN: Final = re.compile(rf"{_PAYLOAD.pattern}|.*\.part|lock|index\.sqlite.*")
 _PART: Final = re.compile(r"[0-9a-f]{64}\.\d+\.(\d+)\.part(\.\d+\.part)?")
 _TROUBLES: Final = (OSError, SnapshotError, sqlite3.Error)  # of the disk or the index: never the caller's
 _numbers: Final = itertools.count()  # tells apart what threads of this process write at the same time
 
 
 class KvStore:
-    """Sessions of at most `space` bytes in all; those worth least go first (`Entry.worth`).
+    """Sessions of at most `space` bytes in all; those worth least go first (`Entry.worth`).  What others keep in the
+    folder counts as well, and is left alone.
 
     The folder may hold sessions of several models; `fingerprint` says which of them this store finds.
 
@@ -59,7 +65,7 @@ class KvStore:
         self._passed_over: set[str] = set()  # keys of entries that are there but of no use here
         self._warned = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
             with _alone(folder / "lock"):
                 self._index = open_index(folder / "index.sqlite")
                 try:
@@ -88,6 +94,16 @@ class KvStore:
     def bytes(self) -> int:
         """Bytes of the saved sessions of all models."""
         return self._index.nbytes()
+
+    @property
+    def others(self) -> int:
+        """Bytes of what others keep in the folder, such as sessions saved by name."""
+        return sum(_size(path) for path in self.folder.rglob("*") if not _OWN.fullmatch(path.name))
+
+    def make_room(self, nbytes: int) -> None:
+        """For a file that somebody else is about to write into the folder; SnapshotError if there is none."""
+        with self._index.transaction():
+            self._make_room(nbytes)
 
     def entries(self) -> list[Entry]:
         """What the folder holds, of all models."""
@@ -173,8 +189,9 @@ class KvStore:
 
     def put(self, tokens: Sequence[int], snapshot: Snapshot, kind: str) -> bool:
         """Saves a session that has read `tokens`.  True if the store has it, now or from before."""
-        if kind not in KINDS:
-            raise OptionError(f"the kind of a saved session is {kind!r}, expected one of {', '.join(KINDS)}")
+        if kind not in KINDS and not PINNED.fullmatch(kind):
+            expected = f"one of {', '.join(KINDS)}, or pinned-LABEL"
+            raise OptionError(f"the kind of a saved session is {kind!r}, expected {expected}")
         if list(tokens) != snapshot.tokens or len(tokens) != snapshot.state.position:
             raise OptionError(
                 f"{len(tokens):,} tokens for a state at position {snapshot.state.position:,} "
@@ -191,6 +208,8 @@ class KvStore:
 
     def _save(self, key: str, snapshot: Snapshot, kind: str) -> None:
         if self._holds(key):
+            if PINNED.fullmatch(kind):
+                self._pin(key, kind)
             return
         part = self.folder / f"{key}.{next(_numbers)}.{os.getpid()}.part"
         try:
@@ -200,6 +219,18 @@ class KvStore:
             self._enter(part, key, len(snapshot.tokens), kind)
         finally:
             part.unlink(missing_ok=True)
+
+    def _pin(self, key: str, kind: str) -> None:
+        """What is saved already gets a name that says that it is to stay."""
+        with self._index.transaction():
+            old = self._index.get(key)
+            if old is None or old.kind == kind:
+                return
+            new = replace(
+                old, kind=kind, created=time.time()
+            )  # who looks for the old name finds another entry
+            os.replace(self._path(old), self._path(new))
+            self._index.set(new)
 
     def _holds(self, key: str) -> bool:
         return key not in self._passed_over and self._index.get(key) is not None
@@ -219,9 +250,12 @@ class KvStore:
 
     def _make_room(self, nbytes: int) -> None:
         """Inside a transaction: removes what is worth least until so many bytes more fit."""
-        if nbytes > self.space:
-            raise SnapshotError(f"{nbytes:,} bytes do not fit the space of {self.space:,}")
-        excess = self._index.nbytes() + nbytes - self.space
+        space = self.space - self.others
+        if nbytes > max(space, 0):
+            raise SnapshotError(
+                f"{nbytes:,} bytes do not fit the space of {self.space:,} besides {self.others:,} of other files"
+            )
+        excess = self._index.nbytes() + nbytes - space
         if excess <= 0:
             return
         now = time.time()
@@ -305,8 +339,16 @@ def _described(path: Path) -> Entry:
     ids = tokens.file.view(tokens.offset, tokens.nbytes).view("<i4")  # [n]
     if _key(model, ids.tolist()) != key:
         raise SnapshotError(f"{path}: holds other tokens than its name says")
-    stat = path.stat()
-    return Entry(key, model, len(ids), stat.st_size, kind, created=stat.st_mtime, used=stat.st_mtime)
+    file = path.stat()
+    return Entry(key, model, len(ids), file.st_size, kind, created=file.st_mtime, used=file.st_mtime)
+
+
+def _size(path: Path) -> int:
+    try:
+        found = path.lstat()
+    except OSError:  # gone meanwhile
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _is_left_over(path: Path) -> bool:
@@ -329,6 +371,6 @@ def _is_left_over(path: Path) -> bool:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """While inside, no other process is.  The kernel lets go of the lock if this one dies."""
-    with open(path, "ab") as file:
+    with private_file(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

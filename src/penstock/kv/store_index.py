@@ -8,17 +8,19 @@ import sqlite3
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import SnapshotError
+from penstock.machine.private import make_private_file
 
 VERSION: Final = 1
 PATIENCE_S: Final = 10.0  # for another process to finish its transaction
 HALF_LIFE_S: Final = 6 * 3600.0
 HIT_WORTH_S: Final = 3600.0  # a hit of this moment keeps an entry as long as being used an hour later would
+PINNED_WORTH_S: Final = 30 * 24 * 3600.0  # and being pinned, as long as being used a month later
 
 # Troubles of the place where the file is.  Any other error while it is opened says that the file itself is wrong.
 _TROUBLES: Final = {
@@ -47,13 +49,23 @@ class Entry:
     hits: int = 0
     heat: float = 0.0  # hits at the time `used`, each worth half as much after every half-life
 
+    @property
+    def label(self) -> str:
+        """What it was pinned for; empty for what is not pinned.
+
+        >>> Entry("k", "m", 5, 100, "pinned-claude", 0.0, 0.0).label
+        'claude'
+        """
+        return self.kind.removeprefix("pinned-") if self.kind.startswith("pinned-") else ""
+
     def hit(self, now: float) -> "Entry":
         """The same after one use more."""
         return replace(self, used=now, hits=self.hits + 1, heat=self._heat(now) + 1.0)
 
     def worth(self, now: float) -> float:
-        """Entries worth least go first: the least recently used, with a bonus for those that were used often."""
-        return min(self.used, now) + HIT_WORTH_S * self._heat(now)
+        """Entries worth least go first: the least recently used, with a bonus for those that were used often, and a
+        large one for those that are pinned."""
+        return min(self.used, now) + HIT_WORTH_S * self._heat(now) + (PINNED_WORTH_S if self.label else 0.0)
 
     def _heat(self, now: float) -> float:
         return float(self.heat * 0.5 ** (max(0.0, now - self.used) / HALF_LIFE_S))
@@ -78,6 +90,8 @@ class Index:
 
     def __init__(self, path: Path):
         self._lock = threading.RLock()
+        with suppress(OSError):  # what cannot be written cannot be opened either, and that is told below
+            make_private_file(path)
         self._db = sqlite3.connect(path, PATIENCE_S, isolation_level=None, check_same_thread=False)
         try:
             self._prepare()

@@ -1,7 +1,9 @@
 """How much memory there is for this process: the machine's, and what control groups leave of it."""
 
+import ctypes
 import os
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +63,18 @@ class Memory:
     def safe_budget(self) -> int:
         """Bytes that this process may take now, beyond what it has, without anybody having to swap."""
         return max(0, self.room - self.margin)
+
+
+def resident_bytes(proc: Path = PROC) -> int | None:
+    """What this process has in memory now, pages of mapped files included; None where the kernel does not tell."""
+    fields = (text(proc / "self" / "statm") or "").split()
+    return int(fields[1]) * PAGESIZE if len(fields) > 1 and fields[1].isdecimal() else None
+
+
+def return_free_memory() -> None:
+    """Lets the system have what has been freed: the allocator would keep some of it for later."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
+        trim(0)
 
 
 def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:

@@ -1,6 +1,7 @@
 """What an engine asks of a model, whatever its architecture."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -48,9 +49,12 @@ class Architecture(ABC):
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def forward(self, step: Step, hidden: Array | None = None) -> Array:
+    def forward(
+        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+    ) -> Array:
         """Runs the layers.  hidden: what the slice before this one returned; the first slice embeds tokens instead.
-        What sequences must keep is staged in their slots."""
+        What sequences must keep is staged in their slots.  progress: told after each layer what share of them is
+        done; what it raises ends the step there."""
 
     @abstractmethod
     def logits(self, hidden: Array, step: Step) -> Logits:

@@ -11,18 +11,17 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GLIBC__) && !defined(PENSTOCK_NO_DISPATCH) && \
-    ((defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12) || (defined(__clang__) && __clang_major__ >= 16))
-// One copy per generation of x86-64, the best one picked when the library is loaded.
-#define PS_DISPATCH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define PS_DISPATCH
-#endif
-
 #define PS_EXPORT extern "C" __attribute__((visibility("default")))
-#define PS_KERNEL PS_EXPORT PS_DISPATCH
 
-// Helpers must become part of the dispatched copy that calls them, or they would run as baseline code.
+// Files are compiled for several instruction sets.  What they share must become part of the function that calls it, or
+// the linker would take one set's copy for all.
 #define PS_INLINE inline __attribute__((always_inline))
+
+// The loop that follows, whole: its length is a small constant.
+#if defined(__clang__)
+#define PS_UNROLL _Pragma("unroll")
+#else
+#define PS_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 using i64 = std::int64_t;

@@ -14,29 +14,29 @@ PS_INLINE void dot_tile(const float* const (&x)[X], const float* w, i64 w_stride
     i64 d = 0;
     for (; d + LANES <= k; d += LANES) {
         vf a[X];
-#pragma GCC unroll 4
+        PS_UNROLL
         for (int i = 0; i < X; i++) a[i] = load(x[i] + d);
-#pragma GCC unroll 4
+        PS_UNROLL
         for (int j = 0; j < W; j++) {
             vf b = load(w + j * w_stride + d);
-#pragma GCC unroll 4
-            for (int i = 0; i < X; i++) sum[i][j] += a[i] * b;
+            PS_UNROLL
+            for (int i = 0; i < X; i++) sum[i][j] = fma(a[i], b, sum[i][j]);
         }
     }
     if (d < k) {
         vf a[X];
-#pragma GCC unroll 4
+        PS_UNROLL
         for (int i = 0; i < X; i++) a[i] = load(x[i] + d, k - d);
-#pragma GCC unroll 4
+        PS_UNROLL
         for (int j = 0; j < W; j++) {
             vf b = load(w + j * w_stride + d, k - d);
-#pragma GCC unroll 4
-            for (int i = 0; i < X; i++) sum[i][j] += a[i] * b;
+            PS_UNROLL
+            for (int i = 0; i < X; i++) sum[i][j] = fma(a[i], b, sum[i][j]);
         }
     }
-#pragma GCC unroll 4
+    PS_UNROLL
     for (int i = 0; i < X; i++)
-#pragma GCC unroll 4
+        PS_UNROLL
         for (int j = 0; j < W; j++) out[i * out_stride + j] = sum_lanes(sum[i][j]);
 }
 

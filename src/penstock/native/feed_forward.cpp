@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "inputs.h"
+#include "observe.h"
 #include "step_bytes.h"
-#include "swiglu.h"
+#include "step_kernels.h"
 #include "threads.h"
 #include "weight_rows.h"
 
@@ -99,8 +100,8 @@ void gate_and_up(const Round& round, Job& job, i64 piece, void* scratch, float* 
         gate_rows.multiply(inputs(gate_weight), gate, n, scratch);
         up_rows.multiply(inputs(up_weight), up, n, scratch);
         for (i64 i = 0; i < rows; i++)
-            ps_swiglu(gate + i * n, up + i * n, n, job.limit,
-                      inner.values + (pair - inner.first + i) * inner.width + begin);
+            kernels().steps.swiglu(gate + i * n, up + i * n, n, job.limit,
+                                   inner.values + (pair - inner.first + i) * inner.width + begin);
     }
     if (job.left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_inner(round, job);
 }
@@ -157,6 +158,13 @@ void run(const Round& round, i64 threads) {
         for (; piece >= job->pieces; job--) piece -= job->pieces;
         gate_and_up(round, *job, piece, scratch.memory(), gate, gate + room());
     });
+    for (Job* job = round.jobs; job < round.jobs + round.count; job++) {
+        const Inner& inner = *job->inner;
+        for (const ps_weight* weight : {job->expert->gate, job->expert->up})
+            observe(*weight, 0, round.x, round.hidden, round.input_row + job->first, job->rows);
+        observe(*job->expert->down, 0, inner.values + (job->first - inner.first) * inner.width, inner.width, nullptr,
+                job->rows);
+    }
     PieceRows piece_rows;
     for (Job* job = round.jobs; job < round.jobs + round.count; job++) piece_rows.add(*job->expert->down);
     const i64 step = piece_rows.or_else(std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel);

@@ -1,10 +1,13 @@
 // Which version of the products this process uses.
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "kernels.h"
 
-#if defined(__APPLE__)
+#if defined(PENSTOCK_AVX2)
+#include <cpuid.h>
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(PENSTOCK_NEON_DOT)
 #include <sys/auxv.h>
@@ -13,18 +16,39 @@
 namespace {
 
 #if defined(PENSTOCK_AVX2)
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-}
-#endif
+// Read from the processor: compilers differ in the names they know for __builtin_cpu_supports.
+struct Processor {
+    unsigned one = 0, seven_b = 0, seven_c = 0;  // ecx of leaf 1, ebx and ecx of leaf 7
+    unsigned kept = 0;                           // registers that the system keeps for programs
 
-#if defined(PENSTOCK_AVX512)
+    Processor() {
+        unsigned a, b, c, d;
+        if (__get_cpuid(1, &a, &b, &c, &d)) one = c;
+        if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+            seven_b = b;
+            seven_c = c;
+        }
+        if (all(one, {27})) asm("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));
+    }
+
+    static bool all(unsigned word, std::initializer_list<int> bits) {
+        for (int bit : bits)
+            if (!(word >> bit & 1)) return false;
+        return true;
+    }
+};
+
+bool has_avx2() {
+    const Processor p;
+    return Processor::all(p.kept, {1, 2}) && Processor::all(p.one, {12, 28, 29}) &&  // FMA, AVX, F16C
+           Processor::all(p.seven_b, {3, 5, 8});                                     // BMI, AVX2, BMI2
+}
+
 bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("gfni");
+    const Processor p;
+    return has_avx2() && Processor::all(p.kept, {5, 6, 7}) &&
+           Processor::all(p.seven_b, {16, 17, 30, 31}) &&  // AVX-512 F, DQ, BW, VL
+           Processor::all(p.seven_c, {1, 8, 11});          // VBMI, GFNI, VNNI
 }
 #endif
 

@@ -1,4 +1,4 @@
-// What each instruction set provides for products, and the form inputs have when they get there.
+// What each instruction set provides, and the form inputs of products have when they get there.
 #pragma once
 
 #include "products.h"
@@ -35,8 +35,15 @@ struct Inputs {
     PS_INLINE i64 row(i64 i) const { return index ? index[i] : i; }
 };
 
+struct StepKernels;                       // step_kernels.h
+extern const StepKernels baseline_steps;  // with what every processor of this kind has
+extern const StepKernels avx2_steps;
+extern const StepKernels avx512_steps;
+
+// Everything that is computed with one instruction set.
 struct Kernels {
     const char* name;
+    const StepKernels& steps;
 
     // One row of `columns` floats to 16 bits.  values: by Order, any may be null; blocks are values_stride apart.
     void (*quantise)(const float* x, i64 columns, i16* const values[ORDERS], i64 values_stride, float* scales,

@@ -1,16 +1,14 @@
 // RMS norm, and the angles of rotary position embedding, row by row.
-#include "norm.h"
+#include <cmath>
 
+#include "kernels.h"
 #include "share.h"
-
-PS_DISPATCH void norm_rows(const float* x, const float* weight, i64 first, i64 last, i64 dim, float eps, float* out) {
-    for (i64 r = first; r < last; r++) norm_row(x + r * dim, weight, dim, eps, out + r * dim);
-}
+#include "step_kernels.h"
 
 // out = x / sqrt(mean(x²) + eps), times weight [dim] if that is not null, for rows of dim > 0 elements.
 PS_EXPORT void ps_rms_norm(const float* x, const float* weight, i64 rows, i64 dim, float eps, float* out,
                            i64 threads) {
-    over_rows(rows, dim / 8, threads, [&](i64 a, i64 b) { norm_rows(x, weight, a, b, dim, eps, out); });
+    over_rows(rows, dim / 8, threads, [&](i64 a, i64 b) { kernels().steps.norm_rows(x, weight, a, b, dim, eps, out); });
 }
 
 // cos and sin [rows, half] of position · frequency, in double precision until the end.

@@ -30,7 +30,7 @@ PS_INLINE void norm_row(const float* x, const float* weight, i64 dim, float eps,
 PS_INLINE void rotate_pairs(float* x, const float* cos, const float* sin, i64 half, float turn) {
     for (i64 i = 0; i < half; i++) {
         float a = x[2 * i], b = x[2 * i + 1], s = sin[i] * turn;
-        x[2 * i] = a * cos[i] - b * s;
-        x[2 * i + 1] = a * s + b * cos[i];
+        x[2 * i] = __builtin_fmaf(a, cos[i], -(b * s));
+        x[2 * i + 1] = __builtin_fmaf(a, s, b * cos[i]);
     }
 }

@@ -22,7 +22,7 @@ PS_INLINE void pool_window(const Candidate* candidates, i64 count, i64 dim, floa
         for (i64 c = 0; c < count; c++) {
             vf e = exponential(score_of(candidates[c], d, dim - d) - top);
             sum += e;
-            mean += e * load(candidates[c].values + d, dim - d);
+            mean = fma(e, load(candidates[c].values + d, dim - d), mean);
         }
         store(out + d, mean / sum, dim - d);
     }

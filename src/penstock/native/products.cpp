@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "inputs.h"
+#include "observe.h"
 #include "step_bytes.h"
 #include "threads.h"
 #include "weight_rows.h"
@@ -100,6 +101,8 @@ i64 grouped_rows(i64 groups) { return std::max<i64>(CHUNK / 4, CHUNK / groups); 
 
 }  // namespace
 
+i64 decoded_floats(i64 columns) { return slab_rows(columns) * columns; }
+
 i64 products_piece_bytes() { return kernels().scratch_bytes; }
 
 i64 products_bytes(const ps_step_sizes& s, i64 count, i64 rows, i64 columns, i64 groups) {
@@ -113,6 +116,7 @@ void ps_products(const ps_weight* const* weights, i64 count, const float* x, i64
                  float* const* outs, const i64* out_strides, i64 threads) {
     if (count == 0) return;
     const i64 columns = weights[0]->columns;
+    for (i64 i = 0; i < count; i++) observe(*weights[i], 0, x, x_stride, nullptr, rows);
     for (i64 from = 0; from < rows; from += CHUNK) {
         const i64 chunk = std::min(CHUNK, rows - from);
         Needs needs;
@@ -134,6 +138,7 @@ void ps_products(const ps_weight* const* weights, i64 count, const float* x, i64
 void ps_grouped_product(const ps_weight* weight, i64 groups, const float* x, i64 x_stride, i64 rows, float* out,
                         i64 out_stride, i64 threads) {
     const i64 columns = weight->columns, part = weight->rows / groups, limit = grouped_rows(groups);
+    for (i64 g = 0; g < groups; g++) observe(*weight, g, x + g * columns, x_stride, nullptr, rows);
     for (i64 from = 0; from < rows; from += limit) {
         const i64 chunk = std::min(limit, rows - from);
         Needs needs;

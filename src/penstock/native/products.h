@@ -38,6 +38,9 @@ struct ps_weight {
     // meant.  Several threads may call it at the same time.  It must not come back into this library.
     void (*decode)(i64 number, i64 first, i64 last, float* out);
     i64 number;
+    // Null, or [parts, columns + 1]: every product adds the squares of its inputs by column, and behind them their
+    // number.  Parts are the groups of a grouped product, else there is one (observe.h).
+    float* squares;
 };
 
 struct ps_expert {

@@ -96,6 +96,6 @@ const Kernels& neon_dot_kernels() {
 #else
 const Kernels& neon_kernels() {
 #endif
-    static constexpr Kernels kernels = {ISA_NAME, quantise, multiply, add_scaled, SCRATCH, PANEL, HAS_PLANES};
+    static constexpr Kernels kernels = {ISA_NAME, ISA_STEPS, quantise, multiply, add_scaled, SCRATCH, PANEL, HAS_PLANES};
     return kernels;
 }

@@ -1,55 +1,13 @@
 // The way from a layer's input to its queries and its key/value row, and from the heads' results to its output.
-#include "low_precision.h"
-#include "norm.h"
+#include "kernels.h"
 #include "share.h"
 #include "step_bytes.h"
-#include "steps.h"
+#include "step_kernels.h"
 #include "workspace.h"
 
 // Of a low-rank query, or of the middle of the output.
 i64 projections_floats(const ps_step_sizes& s, i64 rows) {
     return std::min(rows, STEP_ROWS) * std::max(s.projected_width, s.o_groups * s.o_rank);
-}
-
-PS_DISPATCH void low_rank_rows(const ps_queries& p, const float* x, i64 stride, i64 first, i64 last, float* out) {
-    for (i64 r = first; r < last; r++) {
-        norm_row(x + r * stride, p.norm, p.rank, p.eps, out + r * p.rank);
-        if (p.low_precision) round_fp8(out + r * p.rank, p.rank, LINEAR_GROUP);
-    }
-}
-
-// Heads [first, last) of all rows' heads, in place.
-PS_DISPATCH void finish_heads(float* q, const float* cos, const float* sin, i64 first, i64 last, i64 heads, i64 dim,
-                              i64 half, float eps) {
-    for (i64 i = first; i < last; i++) {
-        float* own = q + i * dim;
-        norm_row(own, nullptr, dim, eps, own);
-        rotate_pairs(own + dim - 2 * half, cos + i / heads * half, sin + i / heads * half, half, 1.0f);
-    }
-}
-
-PS_DISPATCH void finish_index_heads(float* q, const float* cos, const float* sin, i64 first, i64 last, i64 heads,
-                                    i64 dim, i64 half, bool low_precision) {
-    for (i64 i = first; i < last; i++) {
-        float* own = q + i * dim;
-        rotate_pairs(own + dim - 2 * half, cos + i / heads * half, sin + i / heads * half, half, 1.0f);
-        if (!low_precision) continue;
-        hadamard(own, dim);
-        round_fp4(own, dim, INDEX_GROUP);
-    }
-}
-
-PS_DISPATCH void key_rows(const ps_keys& k, const float* projected, i64 stride, const float* cos, const float* sin,
-                          i64 first, i64 last, const ps_ring& ring, void* fresh, i64 position) {
-    float* row = workspace<IN_A_PIECE>(padded(k.dim));
-    for (i64 r = first; r < last; r++) {
-        norm_row(projected + r * stride + k.column, k.norm, k.dim, k.eps, row);
-        rotate_pairs(row + k.dim - 2 * k.half, cos + r * k.half, sin + r * k.half, k.half, 1.0f);
-        if (k.low_precision) round_fp8(row, k.dim - 2 * k.half, KEY_GROUP);
-        void* to = fresh ? row_at(fresh, r, ring.width, ring.kind)
-                         : row_at(ring.data, (position + r) % ring.capacity, ring.width, ring.kind);
-        narrow(row, k.dim, ring.kind, to);
-    }
 }
 
 PS_EXPORT void ps_project(const ps_projections* p, const float* x, i64 rows, float* out, i64 threads) {
@@ -72,14 +30,14 @@ PS_EXPORT void ps_queries_run(const ps_queries* p, const float* projected, i64 s
         float* low = workspace<BETWEEN_STEPS>(count * p->rank);
         float* outs[] = {q + from * strides[0], index_q ? index_q + from * strides[1] : nullptr};
         over_rows(count, p->rank / 8, threads,
-                  [&](i64 a, i64 b) { low_rank_rows(*p, in, stride, a, b, low); });
+                  [&](i64 a, i64 b) { kernels().steps.low_rank_rows(*p, in, stride, a, b, low); });
         ps_products(weights, index_q ? 2 : 1, low, p->rank, count, outs, strides, threads);
         over_rows(count * p->heads, p->dim / 6, threads, [&](i64 a, i64 b) {
-            finish_heads(outs[0], c, s, a, b, p->heads, p->dim, p->half, p->eps);
+            kernels().steps.finish_heads(outs[0], c, s, a, b, p->heads, p->dim, p->half, p->eps);
         });
         if (index_q)
             over_rows(count * p->index_heads, p->half, threads, [&](i64 a, i64 b) {
-                finish_index_heads(outs[1], c, s, a, b, p->index_heads, p->index_dim, p->half,
+                kernels().steps.finish_index_heads(outs[1], c, s, a, b, p->index_heads, p->index_dim, p->half,
                                    p->low_precision != 0);
             });
     }
@@ -87,8 +45,10 @@ PS_EXPORT void ps_queries_run(const ps_queries* p, const float* projected, i64 s
 
 PS_EXPORT void ps_keys_run(const ps_keys* k, const float* projected, i64 stride, const float* cos, const float* sin,
                            i64 rows, const ps_ring* ring, void* fresh, i64 position, i64 threads) {
-    over_rows(rows, k->dim, threads,
-              [&](i64 a, i64 b) { key_rows(*k, projected, stride, cos, sin, a, b, *ring, fresh, position); });
+    over_rows(rows, k->dim, threads, [&](i64 a, i64 b) {
+        kernels().steps.key_rows(*k, projected, stride, cos, sin, a, b, *ring, fresh, position,
+                                 workspace<IN_A_PIECE>(padded(k->dim)));
+    });
 }
 
 PS_EXPORT void ps_output_run(const ps_output* o, const float* x, i64 rows, float* out, i64 threads) {

@@ -3,10 +3,6 @@
 
 #include "simd.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 enum Kind : i64 { F32 = 0, F16 = 1, BF16 = 2 };  // as in penstock.backend.cpu.deepseek_v4.batch
 
 struct Rows {
@@ -51,21 +47,13 @@ PS_INLINE vu load_u16(const std::uint16_t* p, i64 n) {
     return __builtin_convertvector(v, vu);
 }
 
-#if defined(__x86_64__)
-// The processor's own conversion, a row at a time.  Exact like the other, so it does not matter which one ran.
-__attribute__((target("avx,f16c"))) inline void widen_f16c(const std::uint16_t* row, i64 dim, float* out) {
-    for (i64 d = 0; d + LANES <= dim; d += LANES)
-        _mm256_storeu_ps(out + d, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + d))));
-}
-
-inline bool has_f16c() {
-    static const bool found = __builtin_cpu_supports("f16c");
-    return found;
-}
-#else
-inline void widen_f16c(const std::uint16_t*, i64, float*) {}
-inline bool has_f16c() { return false; }
+// The first n values, zeros behind them.  The processor's own conversion is exact like the other.
+PS_INLINE vf load_f16(const std::uint16_t* p, i64 n) {
+#if defined(__F16C__)
+    if (n >= LANES) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #endif
+    return from_f16(load_u16(p, n));
+}
 
 // Row `index` as float32: padded(dim) values, zeros behind the first dim.
 PS_INLINE void widen(const Rows& rows, i64 index, i64 dim, float* out) {
@@ -79,32 +67,37 @@ PS_INLINE void widen(const Rows& rows, i64 index, i64 dim, float* out) {
         for (i64 d = 0; d < dim; d += LANES) store(out + d, from_bf16(load_u16(row + d, dim - d)));
         return;
     }
-    i64 d = 0;
-    if (has_f16c()) {
-        widen_f16c(row, dim, out);
-        d = dim / LANES * LANES;
-    }
-    for (; d < dim; d += LANES) store(out + d, from_f16(load_u16(row + d, dim - d)));
+    for (i64 d = 0; d < dim; d += LANES) store(out + d, load_f16(row + d, dim - d));
 }
 
-#if defined(__aarch64__)
-using half = __fp16;  // GCC 12 has no _Float16 in C++ there
-#else
-using half = _Float16;
-#endif
+// To the nearest, ties to even; what is too large becomes infinity.
+PS_INLINE vu to_f16(vf x) {
+    vu b = bits<vu>(x), magnitude = b & 0x7fffffffu;
+    vu normal = ((magnitude + 0xfffu + (magnitude >> 13 & 1u)) >> 13) - (112u << 10);
+    // Added to ½, a number below the smallest normal one is rounded to a multiple of the smallest subnormal one.
+    vu small = bits<vu>(bits<vf>(magnitude) + 0.5f) - bits<vu>(splat(0.5f));
+    vu h = magnitude < (113u << 23) ? small : normal;
+    h = magnitude >= 0x47800000u ? vu{} + 0x7c00u : h;  // 2^16 and more; normal numbers reach it by carrying
+    h = magnitude > 0x7f800000u ? vu{} + 0x7e00u : h;   // NaN
+    return h | (b >> 16 & 0x8000u);
+}
+
+// Not a number stays one.
+PS_INLINE vu to_bf16(vf x) {
+    vu b = bits<vu>(x);
+    return x != x ? vu{} + 0x7fc0u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+}
 
 // x [dim] into a row of a cache, to the nearest value of its type, ties to even.
-inline void narrow(const float* x, i64 dim, i64 kind, void* row) {
+PS_INLINE void narrow(const float* x, i64 dim, i64 kind, void* row) {
     if (kind == F32) {
         std::memcpy(row, x, static_cast<std::size_t>(dim) * sizeof(float));
-    } else if (kind == F16) {
-        half* out = static_cast<half*>(row);
-        for (i64 d = 0; d < dim; d++) out[d] = static_cast<half>(x[d]);
-    } else {
-        std::uint16_t* out = static_cast<std::uint16_t*>(row);
-        for (i64 d = 0; d < dim; d++) {
-            const std::uint32_t b = bits<std::uint32_t>(x[d]);
-            out[d] = x[d] != x[d] ? 0x7fc0 : static_cast<std::uint16_t>((b + 0x7fff + (b >> 16 & 1)) >> 16);
-        }
+        return;
+    }
+    std::uint16_t* out = static_cast<std::uint16_t*>(row);
+    for (i64 d = 0; d < dim; d += LANES) {
+        const vf v = load(x + d, dim - d);
+        const vh h = __builtin_convertvector(kind == F16 ? to_f16(v) : to_bf16(v), vh);
+        std::memcpy(out + d, &h, static_cast<std::size_t>(dim - d < LANES ? dim - d : LANES) * sizeof *out);
     }
 }

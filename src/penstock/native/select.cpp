@@ -2,14 +2,14 @@
 #include <algorithm>
 #include <functional>
 
-#include "dot.h"
+#include "kernels.h"
 #include "order.h"
 #include "share.h"
 #include "step_bytes.h"
-#include "steps.h"
+#include "step_kernels.h"
 #include "workspace.h"
 
-constexpr i64 BLOCK = 48;
+constexpr i64 SCORE_BLOCK = 48;  // rows that are scored at a time
 constexpr i64 SPARE = 4096;  // candidates kept beyond `count` before the worst are thrown out
 
 // The best `count` of a stream of ranks, in memory for `count` + SPARE of them.
@@ -46,26 +46,10 @@ PS_INLINE i64 visible_rows(const ps_index& a, i64 token) {
     return visible < a.row_count ? visible : a.row_count;
 }
 
-// Scores of rows [first, first + count): the sum over heads of gate · max(0, q · row).
-// block [BLOCK, padded dim]; hits [BLOCK, padded heads], zeros behind the heads.
-PS_INLINE void score(const ps_index& a, i64 token, i64 first, i64 count, float* block, float* hits, float* scores) {
-    const i64 width = padded(a.dim), heads = padded(a.heads);
-    const float* gates = a.gates + token * a.gates_stride;
-    const Rows rows{a.rows, a.rows_stride, a.rows_kind};
-    for (i64 i = 0; i < count; i++) widen(rows, first + i, a.dim, block + i * width);
-    dot_all(block, width, count, a.q + token * a.heads * a.dim, a.dim, a.heads, a.dim, hits, heads);
-    for (i64 i = 0; i < count; i++) {
-        vf sum = {};
-        for (i64 h = 0; h < a.heads; h += LANES)
-            sum += load(gates + h, a.heads - h) * larger(load(hits + i * heads + h), vf{});
-        scores[i] = sum_lanes(sum);
-    }
-}
-
 static constexpr i64 rank_floats(i64 ranks) { return ranks * static_cast<i64>(sizeof(u64) / sizeof(float)); }
 
 i64 select_piece_floats(i64 topk, i64 heads, i64 dim) {
-    return rank_floats(topk + SPARE) + BLOCK * (padded(dim) + padded(heads));
+    return rank_floats(topk + SPARE) + SCORE_BLOCK * (padded(dim) + padded(heads));
 }
 
 i64 select_floats(i64 topk, i64 parts) { return rank_floats(parts * topk); }
@@ -75,18 +59,18 @@ i64 select_parts(i64 threads) { return 2 * threads; }
 // First half of a selection, for one token and part `part` of `parts` of its visible rows: the ranks of the best
 // `count` rows of that part, at out, zeros behind them if there are fewer.  Takes time in proportion to the visible
 // rows and memory to `count`.
-PS_DISPATCH void rank_rows(const ps_index& a, i64 token, i64 part, i64 parts, u64* out) {
+static void rank_rows(const ps_index& a, i64 token, i64 part, i64 parts, u64* out) {
     float* scratch = workspace<IN_A_PIECE>(select_piece_floats(a.count, a.heads, a.dim));
     u64* kept = reinterpret_cast<u64*>(scratch);
     float* block = scratch + rank_floats(a.count + SPARE);
-    float* hits = block + BLOCK * padded(a.dim);
-    for (i64 i = 0; i < BLOCK * padded(a.heads); i++) hits[i] = 0;
+    float* hits = block + SCORE_BLOCK * padded(a.dim);
+    for (i64 i = 0; i < SCORE_BLOCK * padded(a.heads); i++) hits[i] = 0;
     const i64 visible = visible_rows(a, token), end = visible * (part + 1) / parts;
     Best best(kept, a.count);
-    for (i64 first = visible * part / parts; first < end; first += BLOCK) {
-        float scores[BLOCK];
-        i64 count = end - first < BLOCK ? end - first : BLOCK;
-        score(a, token, first, count, block, hits, scores);
+    for (i64 first = visible * part / parts; first < end; first += SCORE_BLOCK) {
+        float scores[SCORE_BLOCK];
+        i64 count = end - first < SCORE_BLOCK ? end - first : SCORE_BLOCK;
+        kernels().steps.score_rows(a, token, first, count, block, hits, scores);
         for (i64 i = 0; i < count; i++) best.offer(rank(scores[i], static_cast<u32>(first + i)));
     }
     i64 found = best.finish();

@@ -8,6 +8,12 @@
 #include <cmath>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "api.h"
 
 constexpr i64 LANES = 8;
@@ -53,6 +59,25 @@ PS_INLINE To bits(From from) {
     return to;
 }
 
+// a · b + c, rounded once.  Compilers are told to fuse nothing by themselves: which sums they fuse is a matter of the
+// loop around them, of their version and of the processor, and the same sum must come out the same everywhere.
+PS_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    struct Halves {
+        float32x4_t low, high;
+    };
+    const Halves x = bits<Halves>(a), y = bits<Halves>(b), z = bits<Halves>(c);
+    return bits<vf>(Halves{vfmaq_f32(z.low, x.low, y.low), vfmaq_f32(z.high, x.high, y.high)});
+#else
+    vf sum;
+    for (int lane = 0; lane < LANES; lane++) sum[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return sum;
+#endif
+}
+PS_INLINE vf fma(float a, vf b, vf c) { return fma(splat(a), b, c); }
+
 // NaN in either argument gives b.
 PS_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
 PS_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
@@ -71,19 +96,19 @@ PS_INLINE vf exponential(vf x) {
     t = t > high ? high : t;
     // t = n · ln 2 + r with n an integer: adding 1.5 · 2^23 leaves n in the lowest bits of the sum.
     const vf shift = splat(12582912.0f);
-    vf n = t * 1.44269504088896341f + shift;
+    vf n = fma(1.44269504088896341f, t, shift);
     vi k = bits<vi>(n) - bits<vi>(shift);
     n -= shift;
     vf r = t - n * 0.693359375f;  // the high part of ln 2 is short, so this product is exact
-    r -= n * -2.12194440e-4f;
+    r = fma(2.12194440e-4f, n, r);
     // Cephes' minimax polynomial of e^r on ±½ ln 2.
     vf p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r;
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r);
     p = p + 1.0f;
     // 2^k in two factors, because k reaches past both ends of the exponent range.
     vi half = k >> 1;

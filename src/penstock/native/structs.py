@@ -23,6 +23,7 @@ class Weight(Structure):
         *_fields(c_int64, "type", "rows", "columns", "round_input"),
         ("decode", Decode),
         *_fields(c_int64, "number"),
+        *_fields(c_void_p, "squares"),
     )
 
 

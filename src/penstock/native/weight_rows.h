@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels.h"
+#include "step_kernels.h"
 #include "workspace.h"
 
 constexpr i64 SLAB = 1 << 17;    // weights decoded at a time: 512 KiB of float32, half of a small L2 cache
@@ -11,9 +12,6 @@ constexpr i64 DECODING_TIME = 8;  // decoding a weight takes about as long as th
 
 // Rows decoded at a time, at most.
 constexpr i64 slab_rows(i64 columns) { return std::max<i64>(4, SLAB / std::max<i64>(1, columns)); }
-
-// out[i · out_stride + j] = (input i) · (row j of w) for n rows of w, in the order of dot.h.
-void multiply_floats(const Inputs& inputs, const float* w, i64 n, float* out, i64 out_stride);
 
 // Multiplications that a row takes, decoding included.
 inline i64 row_work(const ps_weight& weight, i64 inputs) {
@@ -34,7 +32,7 @@ class WeightRows {
     // out[i · out_stride + j − first] = (input i) · (weight row j).  scratch: see Kernels::multiply.
     void multiply(const Inputs& inputs, float* out, i64 out_stride, void* scratch) const {
         if (decoded_)
-            multiply_floats(inputs, decoded_, last_ - first_, out, out_stride);
+            kernels().steps.multiply_floats(inputs, decoded_, last_ - first_, out, out_stride);
         else
             kernels().multiply(weight_, first_, last_, inputs, out, out_stride, scratch);
     }

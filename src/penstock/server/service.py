@@ -7,25 +7,30 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request as HttpRequest
 
 from penstock.chat.driver import ChatDriver, Reply, Token, format_of
+from penstock.chat.messages import Conversation
 from penstock.chat.replay import LruStore, Replay
 from penstock.engine.constraint import Constraint
 from penstock.engine.disk_sessions import DiskSessions
 from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
-from penstock.engine.requests import Failed, PrefillProgress, Request, Scored, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
 from penstock.server.http.settings import Settings
+from penstock.server.http.work import Workers, largest_body
+from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
 T = TypeVar("T")
+PIN_S: Final = 30.0  # for which system prompts are pinned after somebody has asked for it
 
 
 def service_of(request: HttpRequest) -> "Service":
@@ -59,9 +64,19 @@ class Service:
         format = format_of(engine)
         replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
         self.driver = ChatDriver(engine, replay, format)
+        reserved = engine.options.request_bytes
+        self.max_body = settings.max_body or largest_body(engine.context, reserved)
+        self.work = Workers(self.max_body)
         self.created = int(time.time())
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
+        self.prefill_speed = PrefillSpeed(engine, scheduler)
+        self._pin = ("", 0.0)  # label, and until when
+        self.pins = 0  # prompts that came to be pinned
+
+    def pin(self, label: str) -> None:
+        """System prompts that come within the next half minute are pinned under this label."""
+        self._pin = (label, time.monotonic() + PIN_S)
 
     @property
     def state(self) -> str:
@@ -82,11 +97,16 @@ class Service:
         """Lets answers go on for so many seconds, then ends; sessions are saved, if there is a folder for them."""
         self.scheduler.stop(deadline)
         if self.scheduler.ready:
+            self.prefill_speed.save()
             cache = self.scheduler.prefix_cache
             if cache.disk is not None:
                 cache.save()
                 cache.disk.close()
             self.engine.close()
+
+    def reply(self, conversation: Conversation, sampling: Sampling, **rendering: bool) -> Reply:
+        """An assistant's turn.  Takes as long as the conversation is: not for the event loop."""
+        return self.driver.reply(conversation, sampling, most=self.engine.context - 1, **rendering)
 
     async def complete(
         self,
@@ -106,7 +126,10 @@ class Service:
         tell = partial(self._dispatch().send, updates.put_nowait)
 
         limit = min(max_tokens, self.settings.max_tokens)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score)
+        label, until = self._pin
+        pin = label if shared and time.monotonic() < until else ""
+        self.pins += bool(pin)
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
         timer = self._timer(usage, tell)
@@ -122,14 +145,14 @@ class Service:
                     case Failed(error):
                         raise error
                     case PrefillProgress():
-                        usage.cached = update.cached
+                        usage.cached, usage.prefill = update.cached, update
                         yield update
                     case Scored():
                         yield update
                         if update.last:
                             return
                     case Step():
-                        usage.first = usage.first or time.monotonic()
+                        usage.first, usage.prefill = usage.first or time.monotonic(), None
                         usage.completion += 1
                         yield update
                         if update.finish_reason is not None:
@@ -163,7 +186,7 @@ class Service:
         self, reply: Reply, max_tokens: int, usage: Usage
     ) -> AsyncGenerator[PrefillProgress | Token, None]:
         """An assistant's turn, token by token; the last one's events end with `Done`."""
-        constraint = await asyncio.to_thread(reply.constraint) if reply.constrained else None
+        constraint = await self.work.run_costly(reply.constraint) if reply.constrained else None
         ids, shared, stable, _ = reply.prompt
         stream = self.complete(ids, max_tokens, reply.sampling, usage, shared, stable, constraint)
         async with aclosing(stream):

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.engine.progress import PrefillProgress
+
 
 @dataclass(slots=True)
 class Usage:
@@ -14,9 +16,25 @@ class Usage:
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    prefill: PrefillProgress | None = None  # while the prompt is read
     begun: float = field(default_factory=time.monotonic)
     first: float | None = None  # when the first token was there
     ended: float | None = None
+
+
+def sign_of_life(usages: Sequence[Usage]) -> str:
+    """What a client hears while there is nothing else to tell: a comment of server-sent events, without its end.
+
+    >>> sign_of_life([Usage(prefill=PrefillProgress(1124, 3604, 100, seconds=40.0))])
+    ': prefill 1124/3604 25.6 tokens/s 97 s left'
+    """
+    reading = next((usage.prefill for usage in usages if usage.prefill is not None), None)
+    if reading is None:
+        return ": generating" if any(usage.first for usage in usages) else ": waiting"
+    words = f": prefill {reading.done}/{reading.total}"
+    if reading.seconds_left is not None:
+        words += f" {reading.rate:.1f} tokens/s {reading.seconds_left:.0f} s left"
+    return words
 
 
 def combined(usages: Sequence[Usage]) -> Usage:

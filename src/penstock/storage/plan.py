@@ -41,6 +41,7 @@ class Needs:
     base: int  # interpreter, libraries, tokenizer, tables
     state: int  # the sessions that are in use at a time
     work: Callable[[int], int]  # working memory of a step with so many rows
+    requests: int = 0  # of a server, on their way to prompts
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Plan:
     state: int
     chunk: int  # rows
     work: int  # their memory
+    requests: int  # what a server's requests may take on their way to prompts
     dense: int  # weights every token needs, in all
     dense_held: int
     dense_buffers: int
@@ -70,7 +72,7 @@ class Plan:
     def total(self) -> int:
         """Memory in use when everything is full."""
         held = self.dense_held + self.dense_buffers + self.experts_held + self.ahead
-        return self.base + SLACK + self.state + self.work + held
+        return self.base + SLACK + self.state + self.requests + self.work + held
 
     @property
     def dense_streamed(self) -> int:
@@ -139,6 +141,7 @@ def make_plan(
     shared: dict[str, Any] = {
         "base": needs.base,
         "state": needs.state,
+        "requests": needs.requests,
         "dense": sizes.dense,
         "experts_total": source.total_bytes,
         "experts_fewest": fewest,
@@ -146,7 +149,7 @@ def make_plan(
         "read_by_token": reads,
     }
 
-    fixed = needs.base + SLACK + needs.state
+    fixed = needs.base + SLACK + needs.state + needs.requests
     outside = sizes.blocks[""]
     buffers = BUFFERS * max(sizes.blocks[block] for block in sizes.order)
     first_chunk = chunk or CHUNKS[0]

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.backend.base import Backend
+from penstock.backend.base import Backend, DeviceBackend
+from penstock.errors import OptionError
 from penstock.machine.memory import read_memory
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.dense import DenseWeights, LoadedDense
+from penstock.storage.device import DeviceDense, DeviceExperts
 from penstock.storage.learning import Learning
 from penstock.storage.pack import find_source
 from penstock.storage.page_cache import Bringing
@@ -153,6 +155,13 @@ def open_storage(
     governed: whether the experts' share follows what the machine can spare
     learn: whether to begin with what was used most so far, and to remember what is used now
     """
+    if isinstance(backend, DeviceBackend):
+        if trace is not None:
+            raise OptionError(
+                "trace: a GPU keeps to itself which experts are asked for; device cpu records them"
+            )
+        reader, stacks = Reader(), DeviceExperts(checkpoint, backend)
+        return Storage(plan, DeviceDense(checkpoint, backend, reader, stacks), stacks, reader)
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
         dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)

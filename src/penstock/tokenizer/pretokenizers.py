@@ -76,6 +76,12 @@ def pre_tokenizer_name(pre_tokenizer: PreTokenizer, where: str) -> str:
     )
 
 
+def is_known(pre_tokenizer: PreTokenizer) -> bool:
+    """Whether it is one of these."""
+    description = _canonical(_describe(pre_tokenizer))
+    return any(_canonical(_describe(build())) == description for build in PRE_TOKENIZERS.values())
+
+
 def _describe(pre_tokenizer: PreTokenizer) -> Any:
     state: bytes = pre_tokenizer.__getstate__()
     return json.loads(state)

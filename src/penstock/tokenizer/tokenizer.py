@@ -2,28 +2,35 @@
 
 import json
 import operator
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from penstock.errors import ModelFormatError, TokenError
+from penstock.errors import ContextLengthError, ModelFormatError, TokenError
 from penstock.tokenizer.byte_alphabet import from_alphabet
 from penstock.tokenizer.guard import library_errors_as
+from penstock.tokenizer.pretokenizers import is_known
 from penstock.tokenizer.stream import StreamDecoder
 from penstock.tokenizer.vocabulary import SPECIAL_KINDS, TokenKind, Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SEGMENT = 1 << 15  # characters that are encoded at a time: the library takes a hundred bytes for each
+_CUT = re.compile(r"[A-Za-z](?= )")  # every known pre-tokenizer cuts between the two, whatever is around them
+
+# One text at a time needs no pool of threads; the library reads this at each call.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
     """Turns text into token ids and back.  Safe to share between threads.
 
-    >>> tokenizer = tokenizer_from_json(Path("tokenizer.json"))
-    >>> tokenizer.decode(tokenizer.encode("Hello, 世界"))
+    >>> engine.tokenizer.decode(engine.tokenizer.encode("Hello, 世界"))
     'Hello, 世界'
 
     A *special* token is a marker such as `<｜User｜>`, control or user-defined.  Text becomes one only under
@@ -57,15 +64,49 @@ class Tokenizer:
                 tokenizer.pre_tokenizer = pre_tokenizer
             self._marking.add_special_tokens(markers)
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of `text`, without BOS.  With `special`, marker strings in it become their single token."""
+    def encode(self, text: str, special: bool = False, most: int | None = None, before: int = 0) -> list[int]:
+        """The ids of `text`, without BOS.  With `special`, marker strings in it become their single token.
+
+        Raises ContextLengthError as soon as it is certain that a prompt which has `before` tokens already would have
+        more than `most`.  Other threads run meanwhile, and working memory does not grow with a text that has words.
+        """
         tokenizer = self._marking if special else self._plain
+        ids: list[int] = []
         with library_errors_as(TokenError, f"{self.source}: text cannot be encoded"):
             # Lone surrogates are the only str content that is not text; the library's own message is vague.
             if not text.isascii():
                 text.encode("utf-8")
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            for begin, end in self._segments(text, special):
+                if most is not None:
+                    least = before + len(ids) - (begin - len(text)) // self.longest
+                    if least > most:
+                        raise ContextLengthError(
+                            f"the prompt has {least:,} tokens or more, and the context has room for {most:,}"
+                        )
+                part = text[begin:end]
+                # The only call of the library that lets other threads run.
+                ids += tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
         return ids
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token: a text of n characters has n / longest tokens at least."""
+        return max(len(token.encode()) for token in self.tokens())
+
+    def _segments(self, text: str, special: bool) -> Iterator[tuple[int, int]]:
+        """Where the text can be cut so that its parts have the tokens of the whole."""
+        begin = 0
+        while not special and self._cuttable and len(text) - begin > _SEGMENT:
+            found = _CUT.search(text, begin + _SEGMENT)
+            if found is None:
+                break
+            yield begin, found.end()
+            begin = found.end()
+        yield begin, len(text)
+
+    @cached_property
+    def _cuttable(self) -> bool:
+        return is_known(self.pre_tokenizer)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""

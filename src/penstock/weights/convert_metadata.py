@@ -1,26 +1,53 @@
-"""GGUF metadata from the small files of a checkpoint folder: everything but the hyper-parameters."""
+"""GGUF metadata but the hyper-parameters: from the small files of a checkpoint folder, or from another GGUF file."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.errors import ModelFormatError
 from penstock.tokenizer import tokenizer_to_gguf
 from penstock.tokenizer.gguf import BOS, EOS, EOS_LIST, MODEL
+from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
 from penstock.weights.config_gguf import ARCHITECTURE
+from penstock.weights.imatrix import Imatrix
 from penstock.weights.safetensors_reader import read_json_file
 
+# Keys of a GGUF file that say how it lies on disk, or how it was made: the new one has its own.
+OWN: Final = re.compile(
+    r"split\..*|quantize\..*|general\.(alignment|file_type|quantization_version|architecture)"
+)
 
-def file_metadata(folder: Path, config: ModelConfig, file_type: int) -> dict[str, Any]:
+
+def file_metadata(checkpoint: Checkpoint, file_type: int, imatrix: Imatrix | None) -> dict[str, Any]:
     """Name, file type, tokenizer and chat template; `config_to_gguf` gives the rest."""
+    if checkpoint.metadata:
+        rest = {
+            key: value
+            for key, value in checkpoint.metadata.items()
+            if not OWN.fullmatch(key) and not key.startswith(f"{ARCHITECTURE}.")
+        }
+    else:
+        folder = checkpoint.path
+        rest = {"general.name": folder.resolve().name, **_tokenizer(folder, checkpoint.config)}
     return {
         "general.architecture": ARCHITECTURE,
-        "general.name": folder.resolve().name,
         "general.file_type": file_type,
         "general.quantization_version": 2,
-        **_tokenizer(folder, config),
+        **rest,
+        **({} if imatrix is None else _imatrix(imatrix)),
+    }
+
+
+def _imatrix(imatrix: Imatrix) -> dict[str, Any]:
+    """What llama.cpp writes of an importance matrix."""
+    return {
+        "quantize.imatrix.file": str(imatrix.path),
+        **({"quantize.imatrix.dataset": imatrix.datasets[0]} if imatrix.datasets else {}),
+        "quantize.imatrix.entries_count": len(imatrix.entries),
+        "quantize.imatrix.chunks_count": imatrix.chunks,
     }
 
 

@@ -15,11 +15,12 @@ STAGE: Final = 8 << 20  # bytes per write
 class DirectFile:
     """A file written past the page cache, which a model would only fill with what nobody reads soon.
 
-    Where the file system has no direct writes, the same blocks go through the cache.
+    Where the file system has no direct writes, the same blocks go through the cache.  `keep`: bytes of a file that is
+    there already, behind which writing goes on.
     """
 
-    def __init__(self, path: Path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    def __init__(self, path: Path, keep: int = 0):
+        flags = os.O_RDWR | os.O_CREAT | (0 if keep else os.O_TRUNC)
         try:
             self.fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
         except OSError as error:
@@ -27,7 +28,13 @@ class DirectFile:
                 raise
             self.fd = os.open(path, flags, 0o666)
         self.staged = memoryview(mmap.mmap(-1, STAGE))  # page-aligned, as direct writes need
-        self.used = self.size = 0
+        self.size, self.used = keep, keep % mmap.PAGESIZE
+        if self.used:  # the page that is to be filled up is written again
+            with open(path, "rb") as file:
+                file.seek(keep - self.used)
+                self.staged[: self.used] = file.read(self.used)
+        self.written = keep - self.used
+        os.lseek(self.fd, self.written, os.SEEK_SET)
 
     def __enter__(self) -> "DirectFile":
         return self
@@ -51,8 +58,13 @@ class DirectFile:
             if self.used == STAGE:
                 self._flush()
 
+    def safe(self) -> int:
+        """Bytes from the front on that would be there after a power failure."""
+        os.fdatasync(self.fd)
+        return self.written
+
     def _flush(self) -> None:
         block = self.staged[: -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE]
         while block:
             block = block[os.write(self.fd, block) :]
-        self.used = 0
+        self.written, self.used = self.written + self.used, 0

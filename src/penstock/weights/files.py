@@ -2,13 +2,24 @@
 
 import mmap
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ModelFormatError
+
+# What is no file, and cannot be mapped.
+KINDS: Final = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class MappedFile:
@@ -21,6 +32,9 @@ class MappedFile:
     def __init__(self, path: Path):
         self.path = path
         try:
+            kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+            if kind is not None:  # opening a pipe would wait for somebody to write to it
+                raise ModelFormatError(f"{path}: expected a model file, found {kind}")
             with open(path, "rb") as handle:
                 self.size = os.fstat(handle.fileno()).st_size
                 if self.size == 0:
@@ -28,8 +42,6 @@ class MappedFile:
                 # PROT_READ on purpose: a private writable mapping of a file larger than memory would be
                 # counted against the overcommit limit and refused.
                 mapping = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        except IsADirectoryError:
-            raise ModelFormatError(f"{path}: expected a model file, found a folder") from None
         except OSError as error:
             raise ModelFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
         self._mapping = mapping
@@ -48,6 +60,12 @@ class MappedFile:
     def expect_little(self) -> None:
         """Only a few bytes here and there will be used: what lies around them is not to be read along."""
         self._advise("MADV_RANDOM")
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """These bytes will be used at once: they are to be read together and not page after page."""
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_WILLNEED, start, offset + nbytes - start)
 
     def expect_nothing(self) -> None:
         """Nobody uses the file for now: its pages are no longer part of this process."""

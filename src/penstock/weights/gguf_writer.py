@@ -1,52 +1,29 @@
 """Writes GGUF v3 in one pass: the directory is laid out first, then the data streams through.
 
-The file appears under its name only when it is complete; until then it is `NAME.part`, removed on failure.
+While it is made a file is `NAME.part`, beside which `NAME.part.json` says how far it is good; it gets its name when
+it is whole.  A run that is killed leaves both, and the next one that is to write the same goes on from there.
 """
 
+import hashlib
+import json
 import os
-import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import OptionError
 from penstock.weights.direct_file import DirectFile
-from penstock.weights.gguf_reader import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, STRING
-from penstock.weights.types import WeightType
+from penstock.weights.gguf_header import Bytes, Chunks, Piece, PlannedTensor, header_of, padding
 
-_NUMPY_TYPES = {
-    "uint8": 0,
-    "int8": 1,
-    "uint16": 2,
-    "int16": 3,
-    "uint32": 4,
-    "int32": 5,
-    "float32": 6,
-    "bool": BOOL,
-    "uint64": 10,
-    "int64": 11,
-    "float64": 12,
-}
+__all__ = ["Chunks", "GGUFPart", "Piece", "PlannedTensor", "header_of", "write_gguf"]
 
-Chunks = Iterable[NDArray[np.uint8]]
-
-
-@dataclass(frozen=True)
-class PlannedTensor:
-    """A tensor to be written: `chunks()` yields its bytes in order, `kind.nbytes(shape)` of them in all."""
-
-    name: str
-    kind: WeightType
-    shape: tuple[int, ...]
-    chunks: Callable[[], Chunks]
-
-    @property
-    def nbytes(self) -> int:
-        return self.kind.nbytes(self.shape)
+AHEAD: Final = 3  # pieces made while another is written
+SECONDS: Final = 5.0  # between two notes of how far a file is
 
 
 def write_gguf(
@@ -55,70 +32,153 @@ def write_gguf(
     tensors: Iterable[PlannedTensor],
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Writes one file.  Plain ints are stored as u32 (u64 when larger), floats as f32; give a numpy scalar
-    for another width.  `progress` is called with the number of bytes just written."""
-    planned = list(tensors)
-    header = _header(metadata, planned)
-    part = path.with_name(path.name + ".part")
+    """Writes one file; on failure nothing is left.  Plain ints are stored as u32 (u64 when larger), floats as f32;
+    give a numpy scalar for another width.  `progress` is called with the number of tensor bytes just written."""
+    part = GGUFPart(path, metadata, list(tensors))
     try:
-        with DirectFile(part) as sink:
-            sink.write(header)
-            for tensor in planned:
-                _write_tensor(sink, tensor, progress)
-        os.replace(part, path)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OptionError(f"{path}: cannot be written: {error.strerror or error}") from error
+        part.write(lambda count, _: progress(count))
+        part.finish()
+    except BaseException:
+        part.discard()
         raise
 
 
-def _write_tensor(sink: DirectFile, tensor: PlannedTensor, progress: Callable[[int], None]) -> None:
-    written = 0
-    for chunk in tensor.chunks():
-        sink.write(chunk)
-        written += chunk.nbytes
-        progress(chunk.nbytes)
-    if written != tensor.nbytes:
-        raise AssertionError(f"{tensor.name}: {written:,} bytes were made, {tensor.nbytes:,} planned")
-    sink.write(bytes(-written % DEFAULT_ALIGNMENT))
+def write_outline(path: Path, metadata: Mapping[str, Any], tensors: Iterable[PlannedTensor]) -> None:
+    """Writes only the header, before a hole in place of the tensors: the size of a model, and nothing on the disk."""
+    planned = list(tensors)
+    header = header_of(metadata, planned)
+    data = sum(tensor.nbytes + padding(tensor.nbytes) for tensor in planned)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + data)
 
 
-def _header(metadata: Mapping[str, Any], tensors: list[PlannedTensor]) -> bytes:
-    out = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
-    for key, value in metadata.items():
-        out += _string(key) + _value(value)
-    offset = 0
-    for tensor in tensors:
-        if tensor.kind.ggml_id is None:
-            raise AssertionError(f"{tensor.name}: {tensor.kind.name} does not exist in GGUF")
-        out += _string(tensor.name)
-        out += struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape[::-1])
-        out += struct.pack("<IQ", tensor.kind.ggml_id, offset)
-        offset += -(-tensor.nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
-    return bytes(out) + bytes(-len(out) % DEFAULT_ALIGNMENT)
+class GGUFPart:
+    """A file in the making.  `job` says what its bytes follow from, beside the header: where it is given, and an
+    earlier run had the same, that one's bytes are used."""
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, Any],
+        tensors: Sequence[PlannedTensor],
+        job: str | None = None,
+    ):
+        self.path, self.tensors = path, tensors
+        self.part = path.with_name(path.name + ".part")
+        self.journal = path.with_name(path.name + ".part.json")
+        self.header = header_of(metadata, tensors)
+        self.nbytes = len(self.header) + sum(t.nbytes + padding(t.nbytes) for t in tensors)
+        self.job = None if job is None else hashlib.sha256(self.header + job.encode()).hexdigest()
+
+    def kept(self) -> int:
+        """Bytes that an earlier run of the same job has left."""
+        try:
+            found = json.loads(self.journal.read_bytes())
+            safe = found["safe"] if self.job is not None and found["job"] == self.job else 0
+            return safe if type(safe) is int and 0 <= safe <= self.part.stat().st_size else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def write(self, progress: Callable[[int, str], None]) -> None:
+        """Until all is there.  `progress` is called with the number of tensor bytes just written, or found, and the
+        tensor.  If it fails for what the file was to hold, nothing is left; if it is interrupted, or the disk is
+        full, what a run of the same job can use."""
+        try:
+            self._write(progress)
+        except OSError as error:
+            kept = f".  {self.part.name} is kept: the same command goes on from there" if self.kept() else ""
+            raise OptionError(f"{self.path}: cannot be written: {error.strerror or error}{kept}") from error
+        except Exception:
+            self.discard()
+            raise
+
+    def finish(self) -> None:
+        """The file gets its name."""
+        os.replace(self.part, self.path)
+        self.journal.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
+
+    def _write(self, progress: Callable[[int, str], None]) -> None:
+        kept = self.kept()
+        if kept == self.nbytes:
+            progress(sum(tensor.nbytes for tensor in self.tensors), "")
+            return
+        kept, pieces = self._behind(kept, progress)
+        self._note(kept)
+        noted = time.monotonic()
+        with DirectFile(self.part, keep=kept) as sink, closing(_made_ahead(pieces)) as made:
+            try:
+                for tensor, data in made:
+                    sink.write(data)
+                    if tensor:
+                        progress(data.nbytes, tensor)
+                    if self.job is not None and time.monotonic() - noted >= SECONDS:
+                        self._note(sink.safe())
+                        noted = time.monotonic()
+            except BaseException:
+                if self.job is not None:
+                    self._note(sink.safe())
+                raise
+        assert sink.size == self.nbytes, f"{self.path}: {sink.size:,} bytes, {self.nbytes:,} planned"
+        self._note(self.nbytes)
+
+    def _behind(
+        self, kept: int, progress: Callable[[int, str], None]
+    ) -> tuple[int, Iterator["_TensorPiece"]]:
+        """Where the last piece ends that is wholly within `kept`, and those that follow."""
+        at, pieces = 0, self._pieces()
+        for each in pieces:
+            if at + each.piece.nbytes > kept:
+                return at, chain([each], pieces)
+            at += each.piece.nbytes
+            if each.tensor:
+                progress(each.piece.nbytes, each.tensor)
+        return at, iter(())
+
+    def _pieces(self) -> Iterator["_TensorPiece"]:
+        yield _TensorPiece("", Piece.of(self.header))
+        for tensor in self.tensors:
+            made = 0
+            for chunk in tensor.chunks():
+                piece = chunk if isinstance(chunk, Piece) else Piece.of(chunk)
+                made += piece.nbytes
+                yield _TensorPiece(tensor.name, piece)
+            if made != tensor.nbytes:
+                raise AssertionError(f"{tensor.name}: {made:,} bytes were made, {tensor.nbytes:,} planned")
+            if gap := padding(made):
+                yield _TensorPiece("", Piece.of(bytes(gap)))
+
+    def _note(self, safe: int) -> None:
+        if self.job is None:
+            return
+        new = self.journal.with_name(self.journal.name + ".new")
+        new.write_text(json.dumps({"job": self.job, "safe": safe}))
+        os.replace(new, self.journal)
 
 
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
+class _TensorPiece(NamedTuple):
+    tensor: str  # empty: header or padding
+    piece: Piece
 
 
-def _value(value: Any) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", STRING) + _string(value)
-    if isinstance(value, list | tuple) and value and isinstance(value[0], str):
-        return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_string, value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = np.int32(value) if value < 0 else np.uint32(value) if value < 1 << 32 else np.uint64(value)
-    elif isinstance(value, float):
-        value = np.float32(value)
-    elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
-        # Readers that check no types take arrays of integers for int32.
-        value = np.array(value, np.int32 if max(map(abs, value)) < 1 << 31 else np.int64)
-    values = np.asarray(value)
-    kind = _NUMPY_TYPES[values.dtype.name]
-    data = values.astype(values.dtype.newbyteorder("<")).tobytes()
-    if values.ndim == 0:
-        return struct.pack("<I", kind) + data
-    return struct.pack("<IIQ", ARRAY, kind, len(values)) + data
+def _made_ahead(pieces: Iterable[_TensorPiece]) -> Generator[tuple[str, Bytes], None, None]:
+    """The bytes of pieces in order, a few made by other threads while one is written: two, so that one can wait for
+    the disk while the other computes."""
+    waiting: deque[tuple[str, Future[Bytes]]] = deque()
+    with ThreadPoolExecutor(2, thread_name_prefix="gguf") as worker:
+        try:
+            for tensor, piece in pieces:
+                waiting.append((tensor, worker.submit(piece.make)))
+                if len(waiting) > AHEAD:
+                    name, made = waiting.popleft()
+                    yield name, made.result()
+            while waiting:
+                name, made = waiting.popleft()
+                yield name, made.result()
+        finally:
+            for _, made in waiting:
+                made.cancel()

@@ -1,6 +1,7 @@
 """Which tensors a DeepSeek-V4 model has, with their shapes: the one table that loading, conversion, synthetic
 models and `inspect` share."""
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from penstock.weights.config import AttentionKind, LayerConfig, ModelConfig
 
 EXPERT_PARTS = ("gate", "up", "down")
+_BLOCK = re.compile(r"^(blk|mtp)\.\d+\.")
 
 
 class Role(StrEnum):
@@ -33,6 +35,11 @@ class TensorPlan(NamedTuple):
     name: str
     shape: tuple[int, ...]
     role: Role
+
+    @property
+    def leaf(self) -> str:
+        """What it is called within its block: `blk.3.indexer.attn_q_b.weight` is `indexer.attn_q_b`."""
+        return _BLOCK.sub("", self.name).removesuffix(".weight")
 
 
 def layer_tensors(

@@ -5,24 +5,38 @@ nibbles.  A number that the target cannot hold is an error that names the tensor
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from penstock.errors import ModelFormatError
-from penstock.weights.quants import fp4_to_mxfp4, quantize
+from penstock.weights import types
+from penstock.weights.gguf_header import Piece
 from penstock.weights.quants.block import Bytes, Floats
+from penstock.weights.quants.encode import DECODED, encode_rows
 from penstock.weights.tensor import TensorInfo, Weight
-from penstock.weights.types import BF16, F16, F32, FP4_E2M1, FP8_E4M3, I32, I64, MXFP4, Q8_0, WeightType
+from penstock.weights.types import BF16, F16, F32, FP4_E2M1, FP8_E4M3, I32, I64, MXFP4, WeightType
 
-SLAB_ELEMENTS: Final = 4 << 20  # 16 MiB of float32; the encoders need a few times that
+SLAB_ELEMENTS: Final = 4 << 20  # 16 MiB of float32, where a type is not decoded a row at a time
 
+HALF: Final = 65504.0  # the largest float16: what scales are stored in
 F32_LARGEST: Final = float(np.finfo(np.float32).max)
 LARGEST: Final[dict[WeightType, float]] = {
-    F16: 65504.0,
+    F16: HALF,
     BF16: float.fromhex("0x1.FEp127"),
-    Q8_0: 127 * 65504.0,  # the block scale is a float16
-}  # largest magnitude a type holds, where it is not that of float32
+    types.Q8_0: 127 * HALF,
+    types.Q4_0: 7 * HALF,
+    types.Q5_0: 15 * HALF,
+    types.Q5_1: HALF,
+    types.IQ4_NL: 113 * HALF,
+    types.Q2_K: 15 * HALF,
+    types.Q3_K: 3 * 31 * HALF,
+    types.Q4_K: 63 * HALF,
+    types.Q5_K: 63 * HALF,
+    types.Q6_K: 31 * 127 * HALF,
+    types.IQ2_XXS: 43 * HALF,
+}  # largest magnitude a type holds on either side, where it is not that of float32
 
 # Both checkpoint formats have at most four significant bits, BF16 has eight and the exponents of float32.
 _WIDENED: Final = {(FP8_E4M3, BF16), (FP4_E2M1, BF16), (I64, I32)}
@@ -38,23 +52,41 @@ def is_exact(source: WeightType, target: WeightType) -> bool:
     )
 
 
-def recode(info: TensorInfo, target: WeightType) -> Iterator[Bytes]:
-    """The rows of a matrix (or a vector, which is one row) in order."""
+def recode(
+    info: TensorInfo, target: WeightType, importance: Floats | None = None, threads: int = 1
+) -> Iterator[Piece]:
+    """The rows of a matrix (or a vector, which is one row) in order.
+
+    `importance` [parts, columns]: how much the square of each column's error counts, in each of as many equal parts
+    of the rows.
+    """
     weight = Weight(info)
-    for start, stop in _slabs(len(weight.raw), info.shape[-1]):
-        if info.kind is target:
-            yield weight.raw[start:stop]
-        elif info.kind is FP4_E2M1 and target is MXFP4:
-            yield _repack(info, weight.raw, start, stop)
-        else:
-            yield _encode(weight.rows(start, stop), target, info)
+    rows, parts = len(weight.raw), 1 if importance is None else len(importance)
+    for part in range(parts):
+        own = None if importance is None else importance[part]
+        for start, stop in _slabs(rows * part // parts, rows * (part + 1) // parts, info.shape[-1]):
+            nbytes = (stop - start) * target.row_bytes(info.shape[-1])
+            yield Piece(nbytes, partial(_recoded, weight, range(start, stop), target, own, threads))
 
 
-def recode_side_by_side(left: TensorInfo, right: TensorInfo, target: WeightType) -> Iterator[Bytes]:
+def recode_side_by_side(
+    left: TensorInfo,
+    right: TensorInfo,
+    target: WeightType,
+    importance: Floats | None = None,
+    threads: int = 1,
+) -> Iterator[Piece]:
     """The rows of [left | right], two matrices of the same height."""
     a, b = Weight(left), Weight(right)
-    for start, stop in _slabs(left.shape[0], left.shape[1] + right.shape[1]):
-        yield _encode(np.concatenate((a.rows(start, stop), b.rows(start, stop)), axis=1), target, left)
+    columns = left.shape[1] + right.shape[1]
+    own = None if importance is None else importance[0]
+
+    def make(start: int, stop: int) -> Bytes:
+        values = np.concatenate((a.rows(start, stop), b.rows(start, stop)), axis=1)
+        return _encoded(values, left, target, own, threads)
+
+    for start, stop in _slabs(0, left.shape[0], columns):
+        yield Piece((stop - start) * target.row_bytes(columns), partial(make, start, stop))
 
 
 def recode_table(info: TensorInfo, limit: int) -> Iterator[Bytes]:
@@ -66,30 +98,54 @@ def recode_table(info: TensorInfo, limit: int) -> Iterator[Bytes]:
     yield table.astype("<i4").view(np.uint8)
 
 
-def _slabs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+def _slabs(first: int, last: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(1, SLAB_ELEMENTS // columns)
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
+    for start in range(first, last, step):
+        yield start, min(start + step, last)
 
 
-def _repack(info: TensorInfo, raw: Bytes, start: int, stop: int) -> Bytes:
-    assert info.scale is not None
-    scale = info.scale.file.view(info.scale.offset, info.scale.nbytes).reshape(info.scale.shape)
-    try:
-        return fp4_to_mxfp4(raw[start:stop], scale[start:stop])
-    except ValueError as error:
-        raise ModelFormatError(f"{_where(info)}: {error}") from None
-
-
-def _encode(values: Floats, target: WeightType, info: TensorInfo) -> Bytes:
+def _recoded(
+    weight: Weight, rows: range, target: WeightType, importance: Floats | None, threads: int
+) -> Bytes:
+    row_bytes = weight.raw.shape[1]
+    weight.info.file.expect(weight.info.offset + rows.start * row_bytes, len(rows) * row_bytes)
+    if weight.kind is target:
+        return weight.raw[rows.start : rows.stop]
+    if weight.kind not in DECODED:
+        return _encoded(weight.rows(rows.start, rows.stop), weight.info, target, importance, threads)
     limit = LARGEST.get(target, F32_LARGEST)
-    low, high = float(values.min()), float(values.max())
-    if not (-limit <= low and high <= limit):  # false for NaN too
-        extreme = low if not -limit <= low else high
-        raise ModelFormatError(
-            f"{_where(info)}: holds {extreme:g}, but {target.name} ends at {limit:g}. Choose another mix."
-        )
-    return quantize(values, target)
+    out, bad = encode_rows(
+        *(weight.raw, weight.scale, weight.kind, weight.shape[-1], rows, target),
+        importance=importance,
+        limit=limit,
+        threads=threads,
+    )
+    if bad is not None:
+        raise _beyond(weight.rows(bad, bad + 1), weight.info, target, limit)
+    return out
+
+
+def _encoded(
+    values: Floats, info: TensorInfo, target: WeightType, importance: Floats | None, threads: int
+) -> Bytes:
+    values, limit = np.ascontiguousarray(values), LARGEST.get(target, F32_LARGEST)
+    out, bad = encode_rows(
+        *(values.view(np.uint8), None, F32, values.shape[1], range(len(values)), target),
+        importance=importance,
+        limit=limit,
+        threads=threads,
+    )
+    if bad is not None:
+        raise _beyond(values[bad : bad + 1], info, target, limit)
+    return out
+
+
+def _beyond(row: Floats, info: TensorInfo, target: WeightType, limit: float) -> ModelFormatError:
+    low, high = float(row.min()), float(row.max())
+    extreme = low if not -limit <= low else high  # NaN is both
+    return ModelFormatError(
+        f"{_where(info)}: holds {extreme:g}, but {target.name} ends at {limit:g}. Choose another mix."
+    )
 
 
 def _where(info: TensorInfo) -> str:

@@ -35,9 +35,11 @@ from penstock.weights.config import MAX_DIMENSION, ModelConfig
 from penstock.weights.config_gguf import ARCHITECTURE, RATIO_KINDS, config_to_gguf
 from penstock.weights.gguf_writer import PlannedTensor, write_gguf
 from penstock.weights.layout import Role, TensorPlan, layer_tensors, root_tensors
+from penstock.weights.mixes import EXPERTS, Mix, Types
+from penstock.weights.mixes import MIXES as CONVERTED
 from penstock.weights.popularity import hash_rows, router_bias
 from penstock.weights.random_blocks import random_blocks
-from penstock.weights.types import BF16, F16, F32, I32, IQ2_XXS, MXFP4, Q2_K, Q4_K, Q8_0, WeightType
+from penstock.weights.types import F16, Q8_0, WeightType
 from penstock.weights.widths import WIDTHS, Width
 
 Bytes = NDArray[np.uint8]
@@ -58,45 +60,17 @@ BYTES_PER_TOKEN: Final = 64  # generous room for a vocabulary entry and its part
 # ── mixes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _antirez(**routed: WeightType) -> dict[str, WeightType]:
-    """Large matrices Q8_0, the small ones that steer the model F16; routed experts as given."""
-    halves = (Role.EMBEDDING, Role.COMPRESSOR, Role.INDEXER, Role.ROUTER, Role.MIXING)
-    return {
-        **dict.fromkeys((Role.ATTENTION, Role.SHARED, Role.HEAD), Q8_0),
-        **dict.fromkeys(halves, F16),
-        **{f"ffn_{part}_exps": kind for part, kind in routed.items()},
-    }
-
-
-# Type of every matrix, by its leaf name where one is listed, else by its role.
-MIXES: Final[dict[str, dict[str, WeightType]]] = {
-    "q2": _antirez(gate=IQ2_XXS, up=IQ2_XXS, down=Q2_K),
-    "q4": _antirez(gate=Q4_K, up=Q4_K, down=Q4_K),
-    "mxfp4": {  # what llama.cpp's converter writes
-        Role.ROUTED: MXFP4,
-        **dict.fromkeys((Role.ATTENTION, Role.SHARED, "indexer.attn_q_b"), Q8_0),
-        **dict.fromkeys((Role.EMBEDDING, Role.HEAD, Role.COMPRESSOR, Role.ROUTER, Role.INDEXER), BF16),
-        **dict.fromkeys((Role.MIXING, "attn_compressor_ape", "indexer_compressor_ape"), F32),
-    },
-    "q8_0": _antirez(gate=Q8_0, up=Q8_0, down=Q8_0),
+# Those of `penstock quantize`, and two for benchmarks: Q8_0 in the layout of ds4, and everything in F16.
+MIXES: Final[dict[str, Types]] = {
+    **{name: CONVERTED[name].types for name in ("q2", "q4", "mxfp4")},
+    "q8_0": {**CONVERTED["q4"].types, **dict.fromkeys(EXPERTS, Q8_0)},
     "f16": dict.fromkeys(Role, F16),
 }
 
 
 def stored_type(plan: TensorPlan, mix: str) -> WeightType:
-    """The type a mix gives to a tensor: vectors are always F32, hash tables I32."""
-    if plan.role is Role.HASH_TABLE:
-        return I32
-    if len(plan.shape) == 1:
-        return F32
-    types = MIXES[mix]
-    return types.get(_leaf(plan.name)) or types[plan.role]
-
-
-def _leaf(name: str) -> str:
-    """`blk.3.indexer.attn_q_b.weight` → `indexer.attn_q_b`"""
-    stem = name.removesuffix(".weight")
-    return stem.split(".", 2)[2] if stem.startswith("blk.") else stem
+    """The type a mix gives to a tensor."""
+    return Mix(mix, MIXES[mix]).target(plan, 0)
 
 
 # ── plan ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +228,7 @@ def _matrix_std(plan: TensorPlan) -> float:
 
 def _vector(model: SynthPlan, plan: TensorPlan) -> NDArray[Any]:
     rng, (size,) = _stream(model.seed, plan.name, 0), plan.shape
-    leaf = _leaf(plan.name)
+    leaf = plan.leaf
     if leaf == "exp_probs_b.bias":
         return router_bias(model.ranks(_layer(plan)), model.config.experts_used, model.skew, rng)
     if leaf == "attn_sinks":

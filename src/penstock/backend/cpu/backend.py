@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
-from penstock.backend.base import Backend, DeviceExpert, DeviceWeight
+from penstock.backend.base import Backend, DeviceExpert, DeviceWeight, Observer
 from penstock.backend.cpu.low_precision import round_expert
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.sampling import CpuSampling
@@ -28,9 +28,13 @@ class CpuBackend(Backend):
     def __init__(self, threads: int, low_precision: bool = False):
         self.threads, self.low_precision = threads, low_precision
         self.sampling = CpuSampling(threads)
+        self._observer: Observer = lambda _: None
+
+    def observe_inputs(self, observer: Observer) -> None:
+        self._observer = observer
 
     def weight(self, info: TensorInfo) -> CpuWeight:
-        return CpuWeight(info)
+        return CpuWeight(info, self._observer(info))
 
     def expert(self, gate: DeviceWeight, up: DeviceWeight, down: DeviceWeight) -> DeviceExpert:
         assert isinstance(gate, CpuWeight)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, ExpertTable
+from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, ExpertTable, InputSquares
 from penstock.native.library import instruction_set
 from penstock.native.structs import Decode, Expert
 from penstock.native.structs import Weight as Described
@@ -35,13 +35,16 @@ class CpuWeight(DeviceWeight):
     """The native description of a weight, at `address`.  Whoever knows the address sees the weight wherever its bytes
     lie at the time."""
 
-    def __init__(self, info: TensorInfo):
+    def __init__(self, info: TensorInfo, squares: InputSquares | None = None):
         instruction_set()  # a bad PENSTOCK_ISA is said here and not in the middle of a product
         self.info = info
         self.stored: Weight | None = None
         out, columns = info.shape
         kind = KINDS.get(info.kind, DECODED)
         self.described = Described(None, None, kind, out, columns)
+        self._squares = squares
+        if squares is not None:
+            self.described.squares = squares.ctypes.data
         if kind == DECODED:
             self.described.decode, self.described.number = _decode, next(_numbers)
             _decoded[self.described.number] = self

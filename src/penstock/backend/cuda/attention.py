@@ -1,16 +1,38 @@
 """State and attention of a decode step, as typed calls of kernels/state.cu, indexer.cu and attention.cu.
 
-Rows of a launch are tokens: positions [rows] and slots [rows], int32 on the card, say where each stands and whose
-state it has, so that one graph serves every position.
+Rows of a launch are tokens: positions [rows], and states [rows], the address of the memory of each row's sequence,
+lie on the card, so that one graph serves every position and every sequence.
 """
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from penstock.backend.cuda.inputs import DIGITS, FLOAT, INT, LONG, VOID, Image, address
 from penstock.backend.cuda.launch import module
+
+ROW_KINDS = {"f32": 0, "f16": 1, "bf16": 2}  # RowKind of kernels/common.cuh
+MAX_DIM = 2048  # of rows, in state.cu
+SPLITS = 20  # shares of the keys, at most 32
+
+
+class RowsAt(NamedTuple):
+    """Where rows of one kind begin in the memory of a sequence, how far they lie apart, in bytes, and how many there
+    is room for."""
+
+    at: int
+    apart: int
+    capacity: int
+
+
+class RowsArgument(ctypes.Structure):
+    _fields_ = (("at", LONG), ("apart", INT), ("capacity", INT))
+
+
+def rows_argument(rows: RowsAt | None) -> RowsArgument:
+    return RowsArgument(*rows) if rows is not None else RowsArgument()
 
 
 @dataclass
@@ -18,36 +40,43 @@ class Places:
     """Where the rows of a step stand."""
 
     positions: torch.Tensor  # int32 [rows]
-    slots: torch.Tensor  # int32 [rows]
+    states: torch.Tensor  # int64 [rows]: addresses
     frequencies: torch.Tensor  # float32 [rope / 2], the layer's
-    turns: torch.Tensor = field(init=False)  # float32 [rows, rope / 2, 2], written by `MakeTurns`
-
-    def __post_init__(self) -> None:
-        self.turns = torch.zeros(self.rows, len(self.frequencies), 2, device="cuda")
+    turns: torch.Tensor  # float32 [rows, rope / 2, 2], written by `MakeTurns`
 
     @property
     def rows(self) -> int:
         return len(self.positions)
 
+    @property
+    def rope(self) -> int:
+        return 2 * len(self.frequencies)
+
+    def part(self, first: int, last: int) -> "Places":
+        return Places(
+            self.positions[first:last], self.states[first:last], self.frequencies, self.turns[first:last]
+        )
+
 
 class _Compressor(ctypes.Structure):
     _fields_ = (
-        ("values", VOID), ("scores", VOID), ("ape", VOID), ("norm", VOID), ("frontier", VOID), ("rows", VOID),
-        ("rows_stride", LONG), ("width", INT), ("dim", INT), ("ratio", INT), ("capacity", INT),
+        ("values", VOID), ("scores", VOID), ("ape", VOID), ("norm", VOID), ("frontier", RowsArgument),
+        ("rows", RowsArgument), ("width", INT), ("dim", INT), ("ratio", INT), ("values_stride", INT),
+        ("scores_stride", INT),
     )  # fmt: skip
 
 
 class _Remember(ctypes.Structure):
     _fields_ = (
-        ("kv", VOID), ("norm", VOID), ("window", VOID), ("window_stride", LONG), ("positions", VOID), ("slots", VOID),
+        ("kv", VOID), ("norm", VOID), ("window", RowsArgument), ("positions", VOID), ("states", VOID),
         ("frequencies", VOID), ("compressors", _Compressor * 2),
-        ("dim", INT), ("rope", INT), ("window_capacity", INT), ("rows", INT), ("eps", FLOAT),
+        ("dim", INT), ("rope", INT), ("kind", INT), ("rows", INT), ("kv_stride", INT), ("eps", FLOAT),
     )  # fmt: skip
 
 
 class _Scores(ctypes.Structure):
     _fields_ = (
-        ("q", VOID), ("gates", VOID), ("keys", VOID), ("keys_stride", LONG), ("positions", VOID), ("slots", VOID),
+        ("q", VOID), ("gates", VOID), ("keys", RowsArgument), ("positions", VOID), ("states", VOID),
         ("turns", VOID), ("scores", VOID), ("heads", INT), ("rope", INT), ("ratio", INT), ("stride", INT),
         ("enough", INT),
     )  # fmt: skip
@@ -62,10 +91,10 @@ class _Select(ctypes.Structure):
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        ("q", VOID), ("window", VOID), ("compressed", VOID), ("picks", VOID), ("pick_counts", VOID),
-        ("positions", VOID), ("slots", VOID), ("turns", VOID), ("sinks", VOID), ("partial", VOID), ("tops", VOID),
-        ("out", VOID), ("digits", VOID), ("window_stride", LONG), ("compressed_stride", LONG),
-        ("heads", INT), ("rows", INT), ("splits", INT), ("window_length", INT), ("capacity", INT), ("ratio", INT),
+        ("q", VOID), ("picks", VOID), ("pick_counts", VOID),
+        ("positions", VOID), ("states", VOID), ("turns", VOID), ("sinks", VOID), ("partial", VOID), ("tops", VOID),
+        ("out", VOID), ("digits", VOID), ("window", RowsArgument), ("compressed", RowsArgument),
+        ("heads", INT), ("rows", INT), ("splits", INT), ("window_length", INT), ("ratio", INT),
         ("pick_stride", INT), ("group_heads", INT), ("eps", FLOAT),
     )  # fmt: skip
 
@@ -78,16 +107,20 @@ class CompressorState:
     scores: torch.Tensor  # float32 [rows, width]
     ape: torch.Tensor  # float32 [ratio, width]
     norm: torch.Tensor  # float32 [dim]
-    frontier: torch.Tensor  # float32 [slots, capacity, 2 · width]
-    rows: torch.Tensor  # float16 [slots, capacity of rows, dim]
+    frontier: RowsAt  # float32 [capacity, 2 · width]
+    rows: RowsAt  # [capacity, dim]
 
     def argument(self) -> _Compressor:
         ratio, width = self.ape.shape
-        if self.frontier.shape[1] < 2 * ratio + 7:
-            raise ValueError(f"a frontier of {self.frontier.shape[1]} positions, at least {2 * ratio + 7}")
+        least = (
+            ratio * (2 if width > len(self.norm) else 1) + 7
+        )  # what a window reads, and a launch's other rows
+        if self.frontier.capacity < least:
+            raise ValueError(f"a frontier of {self.frontier.capacity} positions, at least {least}")
         return _Compressor(
-            address(self.values), address(self.scores), address(self.ape), address(self.norm), address(self.frontier),
-            address(self.rows), self.rows.stride(0), width, self.rows.shape[2], ratio, self.frontier.shape[1],
+            address(self.values), address(self.scores), address(self.ape), address(self.norm),
+            rows_argument(self.frontier), rows_argument(self.rows), width, len(self.norm), ratio,
+            self.values.stride(0), self.scores.stride(0),
         )  # fmt: skip
 
 
@@ -111,19 +144,21 @@ class MakeTurns:
 
 
 class Remember:
-    """kv [rows, dim] → the window's ring (float16 [slots, capacity, dim]); projections → frontiers and rows."""
+    """kv [rows, dim] → the window's ring; projections → frontiers and rows.  kind: of window and compressed rows."""
 
     def __init__(
-        self, kv: torch.Tensor, norm: torch.Tensor, window: torch.Tensor, places: Places,
-        compressors: list[CompressorState], eps: float,
+        self, kv: torch.Tensor, norm: torch.Tensor, window: RowsAt, places: Places,
+        compressors: list[CompressorState], eps: float, kind: str = "f16",
     ):  # fmt: skip
         both = (_Compressor * 2)(*(c.argument() for c in compressors))
+        if len(norm) > MAX_DIM or any(len(c.norm) > MAX_DIM for c in compressors):
+            raise ValueError(f"rows of at most {MAX_DIM} channels, not {len(norm)}")
         self._argument = _Remember(
-            address(kv), address(norm), address(window), window.stride(0), address(places.positions),
-            address(places.slots), address(places.frequencies), both, window.shape[2], 2 * len(places.frequencies),
-            window.shape[1], places.rows, eps,
+            address(kv), address(norm), rows_argument(window), address(places.positions),
+            address(places.states), address(places.frequencies), both, len(norm), places.rope,
+            ROW_KINDS[kind], places.rows, kv.stride(0), eps,
         )  # fmt: skip
-        self._keep = (kv, norm, window, places, compressors)
+        self._keep = (kv, norm, places, compressors)
         self._grid = (1 + len(compressors), places.rows)
         self._kernel = module("state.cu").kernel("remember")
 
@@ -131,39 +166,62 @@ class Remember:
         self._kernel.launch(self._grid, 512, (self._argument,), overlap)
 
 
+class SelectRows:
+    """scores [rows, stride] → picks [rows, count], the best of the visible rows, and their number [rows]"""
+
+    def __init__(
+        self,
+        scores: torch.Tensor,
+        places: Places,
+        picks: torch.Tensor,
+        counts: torch.Tensor,
+        ratio: int,
+    ):
+        self._argument = _Select(
+            address(scores), address(places.positions), address(picks), address(counts), scores.stride(0),
+            ratio, picks.shape[1],
+        )  # fmt: skip
+        self._keep = (scores, places, picks, counts)
+        self._kernel = module("indexer.cu").kernel("index_select")
+
+    def launch(self, overlap: bool = True) -> None:
+        self._kernel.launch(self._keep[1].rows, 1024, (self._argument,), overlap)
+
+
 class Indexer:
     """q [rows, heads, 128], gates [rows, heads] against index rows → picks [rows, count] and their number [rows]."""
 
+    @staticmethod
+    def takes(heads: int, dim: int, kind: str) -> bool:
+        return dim == 128 and heads % 16 == 0 and kind == "f16"
+
     def __init__(
-        self, q: torch.Tensor, gates: torch.Tensor, keys: torch.Tensor, places: Places, scores: torch.Tensor,
+        self, q: torch.Tensor, gates: torch.Tensor, keys: RowsAt, places: Places, scores: torch.Tensor,
         picks: torch.Tensor, counts: torch.Tensor, ratio: int, blocks: int = 64,
     ):  # fmt: skip
         heads, count = q.shape[1], picks.shape[1]
-        if q.shape[2] != 128 or heads % 16:
+        if not self.takes(heads, q.shape[2], "f16") or gates.stride(0) != heads:
             raise ValueError(f"the indexer takes heads by sixteens, of 128 channels, not {list(q.shape)}")
         self._scores = _Scores(
-            address(q), address(gates), address(keys), keys.stride(0), address(places.positions),
-            address(places.slots),
-            address(places.turns), address(scores), heads, 2 * len(places.frequencies), ratio, scores.stride(0),
-            count,
+            address(q), address(gates), rows_argument(keys), address(places.positions), address(places.states),
+            address(places.turns), address(scores), heads, places.rope, ratio, scores.stride(0), count,
         )  # fmt: skip
-        self._select = _Select(
-            address(scores),
-            address(places.positions),
-            address(picks),
-            address(counts),
-            scores.stride(0),
-            ratio,
-            count,
-        )
-        self._keep = (q, gates, keys, places, scores, picks, counts)
-        self._rows, self._blocks = places.rows, blocks
-        self._score_kernel = module("indexer.cu").kernel("index_scores", heads * 128 * 4 + heads * 4)
-        self._select_kernel = module("indexer.cu").kernel("index_select")
+        self._select = SelectRows(scores, places, picks, counts, ratio)
+        self._keep = (q, gates)
+        self._grid = (blocks, places.rows)
+        self._kernel = module("indexer.cu").kernel("index_scores", heads * 128 * 4 + heads * 4)
 
     def launch(self, overlap: bool = True) -> None:
-        self._score_kernel.launch((self._blocks, self._rows), 256, (self._scores,), overlap)
-        self._select_kernel.launch(self._rows, 1024, (self._select,), overlap)
+        self._kernel.launch(self._grid, 256, (self._scores,), overlap)
+        self._select.launch(overlap)
+
+
+def shares(rows: int, heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `Attention` keeps of every share of the keys until all are done: sums, and largest score and weight."""
+    return (
+        torch.empty(rows, SPLITS, heads, dim, device="cuda"),
+        torch.empty(rows, SPLITS, heads, 2, device="cuda"),
+    )
 
 
 class Attention:
@@ -172,31 +230,32 @@ class Attention:
 
     SHARED = 2 * 32 * 512 + 32 * (512 * 2 + 16) + 2 * 16 * (32 * 2 + 16) + (2 * 16 * 33 + 3 * 16) * 4
 
+    @staticmethod
+    def takes(heads: int, dim: int, rope: int, kind: str) -> bool:
+        return dim == 512 and rope == 64 and heads % 16 == 0 and kind == "f16"
+
     def __init__(
-        self, q: torch.Tensor, window: torch.Tensor, places: Places, sinks: torch.Tensor, window_length: int,
-        eps: float, ratio: int = 0, compressed: torch.Tensor | None = None, picks: torch.Tensor | None = None,
+        self, q: torch.Tensor, window: RowsAt, places: Places, sinks: torch.Tensor, window_length: int,
+        eps: float, ratio: int = 0, compressed: RowsAt | None = None, picks: torch.Tensor | None = None,
         counts: torch.Tensor | None = None, out: torch.Tensor | None = None, digits: Image | None = None,
-        splits: int = 20,
+        scratch: tuple[torch.Tensor, torch.Tensor] | None = None,
     ):  # fmt: skip
         rows, heads, dim = q.shape
-        if dim != 512 or heads % 16:
+        if not self.takes(heads, dim, places.rope, "f16"):
             raise ValueError(f"attention takes heads by sixteens, of 512 channels, not {list(q.shape)}")
         if digits is not None and digits.forms != DIGITS:
             raise ValueError("attention writes digits alone")
-        if splits > 32:
-            raise ValueError(f"attention in {splits} shares, at most 32")
-        partial = torch.empty(rows, splits, heads, dim, device="cuda")
-        tops = torch.empty(rows, splits, heads, 2, device="cuda")
+        partial, tops = scratch or shares(rows, heads, dim)
         self._argument = _Attention(
-            address(q), address(window), address(compressed), address(picks), address(counts),
-            address(places.positions), address(places.slots), address(places.turns), address(sinks),
-            address(partial), address(tops), address(out), address(digits.data if digits else None), window.stride(0),
-            compressed.stride(0) if compressed is not None else 0,
-            heads, rows, splits, window_length, window.shape[1],
-            ratio, picks.shape[1] if picks is not None else 0, heads // digits.groups if digits else 0, eps,
+            address(q), address(picks), address(counts),
+            address(places.positions), address(places.states), address(places.turns), address(sinks),
+            address(partial), address(tops), address(out), address(digits.data if digits else None),
+            rows_argument(window), rows_argument(compressed), heads, rows, SPLITS, window_length,
+            ratio if compressed is not None else 0, picks.shape[1] if picks is not None else 0,
+            heads // digits.groups if digits else 0, eps,
         )  # fmt: skip
-        self._keep = (q, window, places, sinks, compressed, picks, counts, out, digits, partial, tops)
-        self._grids = ((heads // 16, splits, rows), (heads, rows))
+        self._keep = (q, places, sinks, picks, counts, out, digits, partial, tops)
+        self._grids = ((heads // 16, SPLITS, rows), (heads, rows))
         self._attend = module("attention.cu").kernel("attend", self.SHARED)
         self._join = module("attention.cu").kernel("join_shares")
 

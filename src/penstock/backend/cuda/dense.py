@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
     FLOAT,
     INT,
-    MULTIPROCESSORS,
     SCRATCH,
     VOID,
     DigitOutputArgument,
@@ -27,7 +27,7 @@ from penstock.backend.cuda.inputs import (
     inputs_argument,
     sets_of,
 )
-from penstock.backend.cuda.launch import SHARED_LIMIT, Kernel, module
+from penstock.backend.cuda.launch import Kernel, Module, module
 from penstock.backend.cuda.layouts import CELL, LAYOUTS
 from penstock.backend.cuda.routing import CHOSEN_BYTES, Router, RoutingArgument
 from penstock.backend.cuda.weights import Packed
@@ -103,10 +103,12 @@ class Dense:
                 forms, stages, stage, depth, self._limit,
             )  # fmt: skip
             # Two blocks on every multiprocessor, where they fit, and no block without work.
-            blocks = MULTIPROCESSORS * (2 if rows <= 4 and 2 * (shared + 1024) <= SHARED_LIMIT + 1024 else 1)
+            blocks = card().multiprocessors * (
+                2 if rows <= 4 and 2 * (shared + 1024) <= card().shared_limit + 1024 else 1
+            )
             rounds = sum(-(-m.tiles // (8 // segment.slices)) for m, segment in parts)
             grid = min(max(1, blocks // first.count), rounds) * first.count
-            kernel = module("dense.cu").kernel(f"dense_{self._variant(parts)}_{4 * sets_of(rows)}", shared)
+            kernel = self._kernels(parts, deciding >= 0).kernel(f"dense_{4 * sets_of(rows)}", shared)
             self._launches.append((kernel, grid, argument))
             return
         by_form: dict[int, list[_Part]] = {}
@@ -122,16 +124,20 @@ class Dense:
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
             self._add(moved, _moved_inputs(inputs, start, columns // CELL), output, count)
 
-    def _variant(self, parts: list[_Part]) -> str:
-        """The smallest kernel that does: the fewer instructions, the fewer have to be fetched."""
-        kinds = {m.kind for m, _ in parts}
-        if kinds == {types.Q8_0} and self._router is None:
-            if isinstance(self._x, Image):
-                return "q8_image"
-            return "q8_digits" if isinstance(self._x, DigitVectors) else "q8_any"
-        if kinds <= {types.Q8_0, types.F16}:
-            return "mixed_image" if isinstance(self._x, Image) else "mixed_any"
-        return "all_any"
+    def _kernels(self, parts: list[_Part], deciding: bool) -> Module:
+        """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
+        formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
+        source = "ANYTHING"
+        if isinstance(self._x, Image):
+            source = "IMAGE"
+        elif isinstance(self._x, DigitVectors):
+            source = "READY_DIGITS"
+        return module(
+            "dense.cu",
+            f"-DDENSE_FORMATS={formats}",
+            f"-DDENSE_SOURCE={source}",
+            f"-DDENSE_ROUTER={int(deciding)}",
+        )
 
     def _deciding(self, parts: list[_Part]) -> int:
         """Which of the parts writes the router's logits; −1: none"""
@@ -156,7 +162,11 @@ def _segment(m: Packed, out: torch.Tensor) -> _Segment:
     # As many slices of a tile as give every warp of two blocks a multiprocessor something to do: a rule of the
     # matrix alone, because the order of a row's sums follows from it.
     slices = 1
-    while slices < 8 and 2 * slices <= pieces and m.tiles * m.count * slices < 2 * 8 * MULTIPROCESSORS * 0.9:
+    while (
+        slices < 8
+        and 2 * slices <= pieces
+        and m.tiles * m.count * slices < 2 * 8 * card().multiprocessors * 0.9
+    ):
         slices *= 2
     return _Segment(
         address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, pieces, m.rows, out.stride(0),

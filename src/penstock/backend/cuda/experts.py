@@ -7,10 +7,10 @@ import ctypes
 
 import torch
 
+from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
     FLOAT,
     INT,
-    MULTIPROCESSORS,
     SCRATCH,
     VOID,
     DigitOutputArgument,
@@ -87,7 +87,7 @@ class GateUp:
         self._kernel = _experts(kind).kernel(f"gate_up_experts_{source}_{4 * sets_of(rows)}", shared)
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(MULTIPROCESSORS, 512, (self._argument,), overlap)
+        self._kernel.launch(card().multiprocessors, 512, (self._argument,), overlap)
 
 
 class Down:
@@ -115,7 +115,7 @@ class Down:
             weights.cells, rows, weights.rows, router.count, stages, stage,
         )  # fmt: skip
         self._keep = (weights, router, acts, out, shared, shared_acts, grid)
-        self._grid = min(2 * MULTIPROCESSORS, weights.tiles)
+        self._grid = min(2 * card().multiprocessors, weights.tiles)
         self._kernel = _experts(kind).kernel(f"down_experts_{4 * sets}", size)
 
     def launch(self, overlap: bool = True) -> None:

@@ -20,7 +20,7 @@ class _Leave(ctypes.Structure):
 class _Collapse(ctypes.Structure):
     _fields_ = (
         ("streams", VOID), ("partial", VOID), ("base", VOID), ("scale", VOID), ("coefficients", VOID), ("norm", VOID),
-        ("image", VOID), ("x", VOID), ("blocks", INT),
+        ("image", VOID), ("x", VOID), ("blocks", INT), ("partial_stride", INT),
         ("rows", INT), ("hidden", INT), ("columns", INT), ("forms", INT),
         ("head", INT), ("iterations", INT), ("eps", FLOAT), ("hc_eps", FLOAT),
     )  # fmt: skip
@@ -74,8 +74,8 @@ class Collapse:
             raise ValueError(f"collapse: {hidden} channels, at most {2 * 16 * 256}")
         self._argument = _Collapse(
             address(streams), address(partial), address(base), address(scale), address(coefficients), address(norm),
-            address(image.data), address(x), mix_blocks(hidden), rows, hidden, image.columns, image.forms,
-            int(base.numel() == 4), iterations, eps, hc_eps,
+            address(image.data), address(x), mix_blocks(hidden), partial.stride(0), rows, hidden, image.columns,
+            image.forms, int(base.numel() == 4), iterations, eps, hc_eps,
         )  # fmt: skip
         self._keep = (streams, partial, base, scale, coefficients, norm, image, x)
         self._rows = rows

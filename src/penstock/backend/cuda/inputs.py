@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from penstock.backend.cuda.launch import SHARED_LIMIT
-from penstock.backend.cuda.layouts import CELL
+from penstock.backend.cuda.device import card
+from penstock.backend.cuda.layouts import CELL, FP8_128
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
 MAX_ROWS = 8
-MULTIPROCESSORS = 132
 SCRATCH = (
     1024 + (2 * 8 * 64 + 32) * 4
 )  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
@@ -23,6 +22,7 @@ SCRATCH = (
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
 _FORMS = {
     types.F16: HALVES,
+    FP8_128: HALVES,
     types.BF16: FLOATS,
     types.F32: FLOATS,
     types.IQ2_XXS: DIGITS | NEGATED,
@@ -136,7 +136,7 @@ def fit(fixed: int, stage: int, warps: int, wanted: int) -> tuple[int, int]:
     """As many stages as are wanted and fit, and the bytes of shared memory they make with `fixed`; 0 if none fits."""
     for stages in range(wanted, 0, -1):
         total = fixed + warps * stages * stage
-        if total <= SHARED_LIMIT:
+        if total <= card().shared_limit:
             return stages, total
     return 0, 0
 

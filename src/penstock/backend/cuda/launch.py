@@ -12,21 +12,16 @@ anything that another kernel writes or reads.
 
 import ctypes
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import torch
 
 from penstock.backend.cuda.compile import KernelCache, default_folder, nvrtc_compiler, present_target
-from penstock.errors import PenstockError
-
-SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block can have on Hopper
+from penstock.backend.cuda.device import card, check, driver
 
 Argument = Any  # a ctypes scalar, or a ctypes structure passed by value
-
-
-class CudaError(PenstockError):
-    """A call of the CUDA driver that failed."""
 
 
 def i32(value: int) -> Argument:
@@ -42,39 +37,33 @@ def pointer(tensor: torch.Tensor | None) -> Argument:
     return ctypes.c_void_p(0 if tensor is None else tensor.data_ptr())
 
 
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def _check(result: tuple[Any, ...], what: str) -> Any:
-    error, *values = result
-    if int(error) != 0:
-        raise CudaError(f"{what}: the CUDA driver says {error.name}")
-    return values[0] if values else None
-
-
 @cache
 def _kernel_cache() -> KernelCache:
     return KernelCache(default_folder(), nvrtc_compiler, present_target())
 
 
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(8, "penstock-nvrtc")
+
+
 class Module:
-    """One source file, compiled and loaded on the current device."""
+    """One source file, compiled for the current device while others are, and loaded when it is first used."""
 
     def __init__(self, source: str, *options: str):
         torch.cuda.init()
         torch.cuda.current_stream().synchronize()  # torch makes its context current on first use
         self._source = source
-        self._code = _kernel_cache().get(source, *options)
-        self._module = _check(_driver().cuModuleLoadData(self._code), f"loading {source}")
+        self._code = _compilers().submit(_kernel_cache().get, source, *options)
+        self._module: Any = None
+
+    def function(self, name: str) -> Any:
+        if self._module is None:
+            self._module = check(driver().cuModuleLoadData(self._code.result()), f"loading {self._source}")
+        return check(driver().cuModuleGetFunction(self._module, name.encode()), f"{self._source}: {name}")
 
     def kernel(self, name: str, shared: int = 0) -> "Kernel":
-        function = _check(
-            _driver().cuModuleGetFunction(self._module, name.encode()), f"{self._source}: {name}"
-        )
-        return Kernel(name, function, shared)
+        return Kernel(self, name, shared)
 
 
 @cache
@@ -82,45 +71,116 @@ def module(source: str, *options: str) -> Module:
     return Module(source, *options)
 
 
+@cache
+def kernel(source: str, name: str, shared: int = 0) -> "Kernel":
+    """For launches that are not kept: looked up once."""
+    return module(source).kernel(name, shared)
+
+
 class Kernel:
     """A function on the device, with so many bytes of dynamic shared memory to each block."""
 
-    def __init__(self, name: str, function: Any, shared: int):
+    def __init__(self, owner: Module, name: str, shared: int):
         self.name, self.shared = name, shared
-        self._function = function
-        if shared > 48 * 1024:  # above this a kernel has to ask
-            attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            # The most there is: others launch the same function, and this call must not lower what they need.
-            _check(_driver().cuFuncSetAttribute(function, attribute, SHARED_LIMIT), f"{name}: shared memory")
+        self._owner, self._function = owner, None
+
+    def _ready(self) -> Any:
+        if self._function is None:
+            function = self._owner.function(self.name)
+            if self.shared > 48 * 1024:  # above this a kernel has to ask
+                attribute = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                # The most there is: others launch the same function, and this must not lower what they need.
+                result = driver().cuFuncSetAttribute(function, attribute, card().shared_limit)
+                check(result, f"{self.name}: shared memory")
+            self._function = function
+        return self._function
 
     def launch(
         self, grid: int | tuple[int, ...], block: int, args: Sequence[Argument], overlap: bool = True
     ) -> None:
-        driver = _driver()
-        config = driver.CUlaunchConfig()
+        cuda = driver()
+        config = cuda.CUlaunchConfig()
         sizes = (*((grid,) if isinstance(grid, int) else grid), 1, 1)
         config.gridDimX, config.gridDimY, config.gridDimZ = sizes[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = self.shared
         config.hStream = torch.cuda.current_stream().cuda_stream
         if overlap:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
         addresses = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         what = f"{self.name}, grid {grid}, block {block}, {self.shared:,} shared bytes"
-        _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(addresses), 0), what)
+        check(cuda.cuLaunchKernelEx(config, self._ready(), ctypes.addressof(addresses), 0), what)
 
 
-def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """`work` as a graph.  It is run once before, so that everything it needs is compiled and loaded."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
+class _Recording:
+    """The launches of a thread, on their way into graphs."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    def begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        self.graphs[-1].capture_begin(capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        self.graphs[-1].capture_end()
+
+
+_recordings: list[_Recording] = []  # the one that is under way
+
+
+def cut() -> None:
+    """Where work that is being recorded may be cut in two: to launch a long graph takes the host a while, and the
+    card has the short one before it to do meanwhile."""
+    for recording in _recordings:
+        recording.end()
+        recording.begin()
+
+
+def capture(work: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
+    """`work` as graphs, to be launched one after the other.  It must have been run before, so that everything it
+    needs is compiled and loaded."""
+    torch.cuda.synchronize()
+    recording = _Recording()
+    _recordings.append(recording)
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            recording.begin()
+            try:
+                work()
+            finally:
+                recording.end()
+    finally:
+        _recordings.remove(recording)
+    return recording.graphs
+
+
+class Recorded:
+    """Work that is run the first time, recorded the second time, and repeated from then on."""
+
+    def __init__(self, work: Callable[[], Any]):
+        self._work: Callable[[], Any] | None = work
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._result: Any = None
+        self._ran = False
+
+    @property
+    def recorded(self) -> bool:
+        return bool(self._graphs)
+
+    def run(self) -> Any:
+        """What `work` returned.  Where it lies is the same every time."""
+        if not self._ran:
+            assert self._work is not None
+            self._result, self._ran = self._work(), True
+            return self._result
+        if not self._graphs:
+            assert self._work is not None
+            self._graphs = capture(self._work)
+            self._work = None
+        for graph in self._graphs:
+            graph.replay()
+        return self._result

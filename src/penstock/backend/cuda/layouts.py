@@ -288,8 +288,52 @@ def _unpack_mxfp4(packed: Bytes) -> Array:
     return np.concatenate([exponents[..., None], nibbles], axis=-1).reshape(*shape, TILE, -1)
 
 
+def _pack_q6_k(blocks: Bytes) -> list[Array]:
+    """Codes less 32, a byte each; scales [g][half][16]; d [g][half]."""
+    shape = blocks.shape[:3]
+    low, high = blocks[..., :128].reshape(*shape, 2, 2, 32), blocks[..., 128:192].reshape(*shape, 2, 1, 32)
+    nibbles = np.concatenate([low & 15, low >> 4], axis=-2)  # [.., halves of the block 2, quarters 4, 32]
+    tops = high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    codes = ((nibbles | tops << 4).astype(np.int8) - 32).view(np.uint8)
+    return [
+        _to_lanes(codes.reshape(*shape, CELL)),
+        _by_pair(blocks[..., 192:208]),
+        _by_pair(_halves(blocks, 208, 1)),
+    ]
+
+
+def _unpack_q6_k(packed: Bytes) -> Array:
+    shape = (*packed.shape[:2], TILE)
+    lanes = _from_lanes(_take(packed, 0, 4096, "u1", STEPS, 32, 4, 4))
+    codes = (np.ascontiguousarray(lanes).view(np.int8) + 32).view(np.uint8).reshape(*shape, 2, 4, 32)
+    nibbles, tops = codes & 15, codes >> 4
+    low = nibbles[..., :2, :] | nibbles[..., 2:, :] << 4
+    high = (tops << np.array([0, 2, 4, 6], np.uint8)[:, None]).sum(axis=-2, dtype=np.uint8)
+    scales = _from_pairs(_take(packed, 4096, 256, "u1", 8, 2, 16))
+    d = np.ascontiguousarray(_from_pairs(_take(packed, 4352, 32, "<u2", 8, 2, 1))).view("u1")
+    return np.concatenate([low.reshape(*shape, 128), high.reshape(*shape, 64), scales, d], axis=-1)
+
+
+def _pack_fp8(blocks: Bytes) -> list[Array]:
+    """Codes in the order of F16; exponents [g][half][2]."""
+    groups = blocks.reshape(*blocks.shape[:3], 2, 129)
+    codes = np.ascontiguousarray(groups[..., 1:]).reshape(*blocks.shape[:3], CELL)
+    return [_to_lanes(codes, steps=16, width=2), _by_pair(np.ascontiguousarray(groups[..., 0]))]
+
+
+def _unpack_fp8(packed: Bytes) -> Array:
+    codes = _from_lanes(_take(packed, 0, 4096, "u1", 16, 32, 4, 2), steps=16, width=2)
+    exponents = _from_pairs(_take(packed, 4096, 32, "u1", 8, 2, 2))
+    groups = codes.reshape(*codes.shape[:3], 2, 128)
+    return np.concatenate([exponents[..., None], groups], axis=-1).reshape(*codes.shape[:3], -1)
+
+
+# FP8 weights with the exponent that 128 of them share before them: how their rows and the scales' tensor meet.
+FP8_128 = WeightType("FP8_128", 128, 129, None)
+
 # Cells are no larger than the file's blocks, but for all eight signs of a vector in IQ2_XXS (seven in the file) and
-# whole bytes for the six-bit scales of Q4_K: 6 % and 3 % more memory for fewer instructions.
+# whole bytes for the six-bit scales of Q4_K and the six-bit codes of Q6_K: 6 %, 3 % and 31 % more memory for fewer
+# instructions.
 LAYOUTS: dict[WeightType, Layout] = {
     types.Q8_0: Layout(0, 4352, _pack_q8_0, _unpack_q8_0),
     types.F16: Layout(1, 8192, _pack_halves, _unpack_halves),
@@ -299,4 +343,6 @@ LAYOUTS: dict[WeightType, Layout] = {
     types.MXFP4: Layout(5, 2176, _pack_mxfp4, _unpack_mxfp4),
     types.BF16: Layout(6, 8192, _pack_halves, _unpack_halves),
     types.F32: Layout(7, 16384, _pack_f32, _unpack_f32),
+    types.Q6_K: Layout(8, 4384, _pack_q6_k, _unpack_q6_k),
+    FP8_128: Layout(9, 4128, _pack_fp8, _unpack_fp8),
 }

@@ -8,6 +8,7 @@ import torch
 from penstock.backend.cuda.inputs import FLOAT, INT, MAX_ROWS, VOID, address
 
 MAX_COUNT = 8
+MAX_EXPERTS = 12 * 32  # MAX_PER_LANE of routing.cuh
 MAX_UNIQUE = MAX_ROWS * MAX_COUNT
 # struct Chosen: ids, weights [rows, count]; unique; count; first; slot, weight [unique, rows]
 _CHOSEN = 4 * (2 * MAX_UNIQUE + MAX_UNIQUE + 1 + MAX_UNIQUE + 2 * MAX_UNIQUE * MAX_ROWS)

@@ -56,28 +56,23 @@ class _Repack(ctypes.Structure):
 def empty(
     kind: WeightType, rows: int, columns: int, count: int = 1, paired: bool = False, device: str = "cuda"
 ) -> Packed:
-    """Memory for `count` matrices; several matrices must be whole tiles."""
-    if count > 1 and rows % TILE:
-        raise ValueError(f"{count} matrices of {rows} rows: several must have a multiple of {TILE}")
+    """Memory for `count` matrices, each in whole tiles."""
     tiles, cells = -(-rows // TILE), -(-columns // CELL)
     size = count * tiles * cells * (2 if paired else 1) * LAYOUTS[kind].cell_bytes
     return Packed(torch.empty(size, dtype=torch.uint8, device=device), kind, rows, columns, count, paired)
 
 
-def repack_into(
-    to: Packed, raw: torch.Tensor, first: int = 0, count: int | None = None, second: bool = False
-) -> None:
-    """Stored rows on the card, uint8 [count · rows, row bytes], into matrices `first` …; `second`: the ups."""
-    count = to.count if count is None else count
+def repack_into(to: Packed, raw: torch.Tensor, first_tile: int = 0, second: bool = False) -> None:
+    """Stored rows on the card, uint8 [rows, row bytes], into the tiles from `first_tile` on; `second`: the ups."""
     cells = to.cells * (2 if to.paired else 1)
-    start = first * to.tiles * cells * LAYOUTS[to.kind].cell_bytes
+    start = first_tile * cells * LAYOUTS[to.kind].cell_bytes
+    tiles = -(-len(raw) // TILE)
     argument = _Repack(
-        raw.data_ptr(), to.data.data_ptr() + start, to.kind.row_bytes(to.columns), count * to.rows,
-        count * to.tiles, to.cells, cells, to.cells if second else 0,
+        raw.data_ptr(), to.data.data_ptr() + start, to.kind.row_bytes(to.columns), len(raw), tiles, to.cells,
+        cells, to.cells if second else 0,
     )  # fmt: skip
     kernel = module("repack.cu").kernel(f"repack_{to.kind.name.lower()}")
-    warps = count * to.tiles * to.cells
-    kernel.launch(grid=-(-warps // 8), block=256, args=(argument,))
+    kernel.launch(grid=-(-tiles * to.cells // 8), block=256, args=(argument,))
 
 
 def repack(raw: torch.Tensor, kind: WeightType, rows: int, columns: int, count: int = 1) -> Packed:

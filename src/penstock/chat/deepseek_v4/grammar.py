@@ -1,7 +1,9 @@
 """Which form an answer must have: JSON where a client asks for it, and tool calls that are spelled right.
 
-With tools on offer the model is free until it opens a block of calls; from there on it can only write one that can be
-read.  A call that is demanded, and JSON after the reasoning, leave it no other way.
+With tools on offer the model is free until it opens a block of calls, at the beginning of a line of its answer.  From
+there on it can only write one that can be read.  While it reasons the marker is talk of the format, and free; within
+a line of the answer it would be half a call that a client sees, and may not come.  A call that is demanded, and JSON
+after the reasoning, leave no other way; where no tool may be called, the marker may not come at all.
 
 In a block of calls, spelled as the model was taught to (`tools`), parameters may come in any order, each at most
 once, the required ones always.  A string is raw text; it ends at `</` before the marker, so it may have any tags and
@@ -11,6 +13,7 @@ lines of its own.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock.chat.deepseek_v4.markers import DSML, END_THINK
@@ -30,6 +33,8 @@ _ANY_OBJECT: Final = {"type": "object"}
 _OPENINGS: Final = tuple(f"<{mark}".encode() for mark in (DSML, LOST_BAR))
 _CLOSINGS: Final = (CLOSING_MARK.encode(), f"</{LOST_BAR}".encode())
 _END_THINK: Final = (END_THINK.encode(),)
+_MARKER_PLACES: Final = (b"<", b"</")
+_CALL_PLACE: Final = re.compile(rb"(?s:.*\n)?\s*<")  # of the text since the turn, or the answer, began
 _BEGIN_BLOCK: Final = OPEN_BLOCK.removeprefix(f"<{DSML}")
 
 # How JSON is written in a parameter; no options of the client's own.  Spaces are as DeepSeek's encoder writes them,
@@ -71,19 +76,22 @@ def turn_constraint(
 def _rules(
     constraints: Constraints, conversation: Conversation, thinking: bool, force_call: bool, begun: str
 ) -> Rules | None:
-    tokenizer, tools, form = constraints.tokenizer, conversation.tools, _form(conversation)
+    tokenizer, tools, form = constraints.tokenizer, conversation.functions, _form(conversation)
     never: tuple[bytes, ...] = ()
     triggers, gates, calls = {}, {}, ""
-    if tools:
+    after = marker_id(tokenizer, END_THINK) if thinking else None
+    if conversation.all_tools:
         marker = marker_id(tokenizer, DSML)
+        gates[marker], never = (_MARKER_PLACES if tools else ()), _OPENINGS
+    if tools:
         calls = _calls(constraints, tools, marker, conversation.parallel_calls, force_call)
         if force_call:
             return Rules(start=Grammar(_grammar("calls", calls), _CLOSINGS))
         opening = f"{_text(_BEGIN_BLOCK)} calls"
         triggers[marker] = Grammar(_grammar(opening, calls), _CLOSINGS)
-        gates[marker], never = b"<", _OPENINGS
+    free = Rules(triggers=triggers, where=_CALL_PLACE, after=after, gates=gates, never=never, begun=begun)
     if form is None:
-        return Rules(triggers=triggers, gates=gates, never=never, begun=begun) if tools else None
+        return free if conversation.all_tools else None
     rule = json_rule(form, _JSON)
     try:
         constraints.matcher(_grammar("answer", f"answer: {rule}"))
@@ -93,8 +101,8 @@ def _rules(
     answer = Grammar(_grammar(start, f"answer: {rule}\n{calls}"), _CLOSINGS if tools else ())
     if not thinking:
         return Rules(start=answer, begun=begun)
-    triggers[marker_id(tokenizer, END_THINK)] = answer
-    return Rules(triggers=triggers, gates=gates, may_end=False, never=(*never, *_END_THINK), begun=begun)
+    held = {marker_id(tokenizer, END_THINK): answer}
+    return replace(free, triggers=held, where=None, after=None, may_end=False, never=(*never, *_END_THINK))
 
 
 def _form(conversation: Conversation) -> Mapping[str, Any] | None:
@@ -106,7 +114,6 @@ def _calls(
     constraints: Constraints, tools: Sequence[Mapping[str, Any]], marker: int, many: bool, forced: bool
 ) -> str:
     """Rules for `calls`.  A schema that cannot be used is an error where a call is demanded; else less is held."""
-    tools = [tool.get("function", tool) for tool in tools]
 
     def fault(rules: str, start: str = "calls") -> GrammarError | None:
         try:

@@ -9,4 +9,13 @@ ASSISTANT: Final = "<｜Assistant｜>"
 REMINDER: Final = "<｜latest_reminder｜>"
 THINK: Final = "<think>"
 END_THINK: Final = "</think>"
+ACTION: Final = "<｜action｜>"
+TASKS: Final = (
+    "action",
+    "query",
+    "authority",
+    "domain",
+    "title",
+    "read_url",
+)  # each has a marker of its name
 DSML: Final = "｜DSML｜"  # one token; the `<` or `</` before it and the name after it are ordinary text

@@ -3,14 +3,18 @@
 The grammar is `reasoning </think> answer [tool block] EOS`, without the first part if the prompt has closed it.
 Text may arrive in any pieces: the events, joined, are the same.  Whatever may still become part of a marker is held
 back until it is decided.
+
+A model that only speaks of its format is quoted: in code, in a value, and while it reasons unless the turn ends with
+the block, because then it forgot to end its reasoning first.
 """
 
 import secrets
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
+from penstock.chat.deepseek_v4.code import Code
 from penstock.chat.deepseek_v4.markers import DSML, END_THINK
-from penstock.chat.deepseek_v4.tags import MARKED_OPENINGS, PLAIN_OPENINGS, find_first
+from penstock.chat.deepseek_v4.tags import OPENINGS, find_first
 from penstock.chat.deepseek_v4.tool_block import Block
 from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta
@@ -61,13 +65,13 @@ class Parser:
         self._started = continuing  # something of this part has been shown
         self._new_id = new_id
         self._held = ""
+        self._code = Code()  # of what was shown of this part
         self._block: Block | None = None
         self._origin = self._state  # where the block began
+        self._calls: list[Event] = []  # of a block in reasoning, where only the end of the turn decides
         self._events: list[Event] = []
         self._is_done = False
-        marked = MARKED_OPENINGS if tools else ()
-        self._reasoning_marks = (END_THINK, *marked)
-        self._content_marks = (*self._reasoning_marks, *(PLAIN_OPENINGS if tools else ()))
+        self._marks = (END_THINK, *(OPENINGS if tools else ()))
         if forced:
             if thinking or not tools:
                 raise OptionError("a forced call needs tools and a prompt that has closed the reasoning")
@@ -90,13 +94,19 @@ class Parser:
         if self._is_done:
             return []
         self.finished = self._is_done = True
-        if self._block and self._state is _State.BLOCK:
-            self._events += self._block.finish(cut=reason == "length")
-            self._close_block(self._block)
-            if self._block and reason == "stop":
-                reason = "tool_calls"
+        block = self._block
+        if block and self._state is _State.BLOCK:
+            events = [*self._calls, *block.finish(cut=reason == "length")]
+            if self._origin is _State.REASONING and (reason == "length" or not block.calls):
+                self._state = self._origin
+                self._show(block.text + self._held)
+            else:
+                self._events += events
+                self._close_block(block)
+                if block.calls and reason == "stop":
+                    reason = "tool_calls"
         elif self._state is _State.AFTER:
-            reason = "tool_calls" if self._block else "stop"
+            reason = "tool_calls" if block else "stop"
         else:
             self._show(self._held)
         if self._state is _State.CONTENT:
@@ -117,22 +127,19 @@ class Parser:
                 return self._read_block()
 
     def _read_reasoning(self) -> bool:
-        at, mark = find_first(self._held, self._reasoning_marks)
+        at, mark = self._next_mark()
         body = self._held[:at].rstrip("\n")
         self._show(body)
         if mark == END_THINK:  # the line feeds before it are not part of the reasoning
-            self._held = self._held[at + len(mark) :]
-            self._state, self._started = _State.CONTENT, False
+            self._end_reasoning(self._held[at + len(mark) :])
         elif mark:
-            self._open_block(len(body), at, mark)
+            self._open_block(len(body), at)
         else:
             self._held = self._held[len(body) :]
         return bool(mark)
 
     def _read_content(self) -> bool:
-        at, mark = find_first(self._held, self._content_marks)
-        while mark in PLAIN_OPENINGS and not self._begins_line(at):
-            at, mark = find_first(self._held, self._content_marks, at + 1)
+        at, mark = self._next_mark()
         body = self._held[:at]
         if mark == END_THINK:  # one too many
             self._show(body)
@@ -142,31 +149,60 @@ class Parser:
             body = body.rstrip("\n")  # they go with the block, if one follows
         self._show(body)
         if mark:
-            self._open_block(len(body), at, mark)
+            self._open_block(len(body), at)
         else:
             self._held = self._held[len(body) :]
         return bool(mark)
 
-    def _begins_line(self, at: int) -> bool:
-        return self._held[at - 1] == "\n" if at else not self._started
+    def _next_mark(self) -> tuple[int, str]:
+        """Where the next marker stands that is one: a block that is shown in code is none."""
+        at, mark = find_first(self._held, self._marks)
+        while mark in OPENINGS and self._code.after(self._held[:at]).open:
+            at, mark = find_first(self._held, self._marks, at + 1)
+        return at, mark
 
-    def _open_block(self, begin: int, at: int, mark: str) -> None:
+    def _end_reasoning(self, rest: str) -> None:
+        self._held, self._state, self._started, self._code = rest, _State.CONTENT, False, Code()
+
+    def _open_block(self, begin: int, at: int) -> None:
         if self.finished:  # a stop string came first
             return
         if self._state is _State.CONTENT:
             self._answer(self._stops.finish())
         before, self._held = self._held[begin:at], self._held[at:]
         self._origin, self._state = self._state, _State.BLOCK
-        self._block = Block(before, mark in PLAIN_OPENINGS, self._new_id)
+        self._block, self._calls = Block(before, self._new_id), []
 
     def _read_block(self) -> bool:
-        assert self._block is not None
-        self._events += self._block.push(self._held)
+        block = self._block
+        assert block is not None
+        if self._origin is _State.REASONING:
+            return self._read_block_in_reasoning(block)
+        self._events += block.push(self._held)
         self._held = ""
-        if not self._block.closed:
-            return False
-        self._close_block(self._block)
-        return True
+        if block.failed:
+            self._quote(block)
+        elif block.closed:
+            self._close_block(block)
+        return block.failed or block.closed
+
+    def _read_block_in_reasoning(self, block: Block) -> bool:
+        """Until the turn ends, nothing has been called: `</think>` ends reasoning whatever stands before it, and a
+        model that goes on was only thinking of a call."""
+        if not block.closed:
+            self._calls += block.push(self._held)
+            self._held = block.rest
+        text = block.text
+        if (at := (text + self._held).find(END_THINK)) >= 0:
+            whole = text + self._held
+            self._state, self._block = self._origin, None
+            self._show(whole[:at].rstrip("\n"))
+            self._end_reasoning(whole[at + len(END_THINK) :])
+            return True
+        if block.failed or (block.closed and (self._held.strip() or not block.calls)):
+            self._quote(block)
+            return True
+        return False
 
     def _close_block(self, block: Block) -> None:
         remains = block.remains.replace(END_THINK, "")
@@ -178,11 +214,21 @@ class Parser:
             self._state, self._held, self._block = self._origin, block.rest, None
             self._show(remains)
 
+    def _quote(self, block: Block) -> None:
+        """It was only talk: text of the part where it began.  Of a block that was never closed, all that follows its
+        first `<` is read again, since there may be a call in it."""
+        text = block.text
+        first = len(text) if block.closed else text.index("<") + 1
+        self._state, self._block = self._origin, None
+        self._show(text[:first])
+        self._held = text[first:] + self._held
+
     def _show(self, text: str) -> None:
         """Text of the current part, without line feeds at its beginning."""
         if not self._started:
             text = text.lstrip("\n")
         self._started = self._started or bool(text)
+        self._code = self._code.after(text)
         if self._state is _State.REASONING:
             self._events += [ReasoningDelta(text)] if text else []
         else:

@@ -6,11 +6,21 @@
 (written in two lines here; nothing stands between turns besides the markers)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from penstock.chat.deepseek_v4.markers import ASSISTANT, BOS, END_THINK, EOS, REMINDER, THINK, USER
+from penstock.chat.deepseek_v4.markers import (
+    ACTION,
+    ASSISTANT,
+    BOS,
+    END_THINK,
+    EOS,
+    REMINDER,
+    TASKS,
+    THINK,
+    USER,
+)
 from penstock.chat.deepseek_v4.tools import call_blocks, forced_call_prefix, to_json, tools_block
 from penstock.chat.messages import Conversation, Message, Role, Thinking
 from penstock.chat.prompt import Piece, Prompt
@@ -22,15 +32,24 @@ _JSON_ONLY = (
     "## Response Format:\n\nReply with JSON object ONLY."
 )
 _USER_ROLES = (Role.USER, Role.DEVELOPER, Role.TOOL)
+_ONE_TURN = (Role.USER, Role.TOOL)  # neighbours of these roles are one turn
 
 Numbered = tuple[int, Message]
 
 
 class Encoding(StrEnum):
-    """Which release's prompt format (`Conversation.encoding`): they differ in what reasoning efforts mean."""
+    """Which release's prompt format: they differ in what reasoning efforts mean."""
 
     APRIL = "april"
     V0731 = "0731"
+
+    @classmethod
+    def named(cls, name: str) -> "Encoding":
+        try:
+            return cls(name)
+        except ValueError:
+            known = ", ".join(cls)
+            raise OptionError(f"chat format is {name!r}, expected one of {known}") from None
 
 
 # What is said to the model about how hard to think, right after BOS.
@@ -58,25 +77,17 @@ _PREFIXES = {
 }
 
 
-def _effort(conversation: Conversation) -> str:
-    """The text for this effort; empty where the release has none."""
-    try:
-        encoding = Encoding(conversation.encoding or Encoding.APRIL)
-    except ValueError:
-        known = ", ".join(Encoding)
-        raise OptionError(f"encoding is {conversation.encoding!r}, expected one of {known}") from None
-    return _PREFIXES.get((encoding, conversation.thinking), "")
-
-
 def render(
     conversation: Conversation,
     *,
+    encoding: Encoding = Encoding.APRIL,
     generate: bool = True,
     continue_final: bool = False,
     force_call: bool = False,
 ) -> Prompt:
     """The prompt of a conversation.
 
+    encoding        the release, where the conversation names none
     generate        end with the marker that makes the model speak, whatever the last message is
     continue_final  leave the last message, an assistant's, open for the model to go on with; one without an answer
                     is continued in its reasoning, and an empty one is the same as none
@@ -87,12 +98,16 @@ def render(
         raise OptionError("only a conversation whose last message is the assistant's can be continued")
     if force_call and continue_final:
         raise OptionError("a call cannot be forced while an answer is continued")
-    pieces = [Piece(BOS, special=True, place="bos"), Piece(_effort(conversation))]
+    if force_call and last is not None and last.task:
+        raise OptionError("a call cannot be forced while a task is to be done")
+    release = Encoding.named(conversation.encoding) if conversation.encoding else encoding
+    effort = _PREFIXES.get((release, conversation.thinking), "")
+    pieces = [Piece(BOS, special=True, place="bos"), Piece(effort)]
     pieces += _system(conversation)
     pieces += _turns(conversation, continue_final)
     if generate and not continue_final:
         thinks = conversation.thinking is not Thinking.OFF and not force_call
-        pieces += _speaker(thinks)
+        pieces += _task(last.task, thinks) if last is not None and last.task else _speaker(thinks)
         pieces += forced_call_prefix() if force_call else ()
     kept = tuple(piece for piece in pieces if piece.text or piece.ids)
     thinking = next((p.text == THINK for p in reversed(kept) if p.special), False)
@@ -105,6 +120,16 @@ def _speaker(thinks: bool, message: int | None = None) -> tuple[Piece, Piece]:
         Piece(ASSISTANT, special=True, message=message, place="turn"),
         Piece(THINK if thinks else END_THINK, special=True, message=message, place="speech"),
     )
+
+
+def _task(task: str, thinks: bool, message: int | None = None) -> Iterator[Piece]:
+    """What makes the model do a task instead of answering; it does not reason about it."""
+    if task not in TASKS:
+        raise OptionError(f"task is {task!r}, expected one of {', '.join(TASKS)}")
+    marker = f"<｜{task}｜>"
+    if marker == ACTION:
+        yield from _speaker(thinks, message)
+    yield Piece(marker, special=True, message=message, place="speech")
 
 
 def _system(conversation: Conversation) -> Iterator[Piece]:
@@ -127,24 +152,30 @@ def _turns(conversation: Conversation, continue_final: bool) -> Iterator[Piece]:
     messages = conversation.messages
     thinking = conversation.thinking is not Thinking.OFF
     last_user = max((i for i, m in enumerate(messages) if m.role in _USER_ROLES), default=-1)
+    # With tools the model is used to seeing all it thought; without, only what follows the last question.
+    keeps_all = bool(conversation.all_tools) or conversation.drop_thinking is False
     turns = _grouped(messages)
     calls: list[str] = []  # ids of the calls that the next results answer
+    task: str | None = None  # that the next answer is to
     for number, turn in enumerate(turns):
         index, message = turn[0]
-        # With tools the model is used to seeing all it thought; without, only what follows the last question.
-        keeps_all = bool(conversation.tools)
         if message.role is Role.ASSISTANT:
             is_open = continue_final and number == len(turns) - 1
-            yield from _assistant(message, index, thinking and (keeps_all or index > last_user), is_open)
+            keeps = thinking and task is None and (keeps_all or index > last_user)
+            before = _task(task, thinking, index) if task else _speaker(keeps, index)
+            yield from _assistant(message, index, keeps, is_open, before)
             calls += [call.id for call in message.tool_calls]
+            task = None
         elif message.role is Role.REMINDER:
             yield Piece(REMINDER, special=True, message=index, place="turn")
             yield Piece(message.content, message=index)
         else:
-            if thinking and not keeps_all and turn[-1][0] < last_user:
-                turn = [(i, m) for i, m in turn if m.role is not Role.DEVELOPER]
-            yield from _user(turn, calls)
-            calls = []
+            task = turn[-1][1].task
+            if message.role is not Role.DEVELOPER:
+                yield from _user(turn, calls)
+                calls = []
+            elif not thinking or keeps_all or index >= last_user:
+                yield from _developer(message, index)
 
 
 def _grouped(messages: Sequence[Message]) -> list[list[Numbered]]:
@@ -153,11 +184,20 @@ def _grouped(messages: Sequence[Message]) -> list[list[Numbered]]:
     for index, message in enumerate(messages):
         if message.role is Role.SYSTEM:
             continue
-        if turns and message.role in _USER_ROLES and turns[-1][-1][1].role in _USER_ROLES:
+        last = turns[-1][-1][1] if turns else None
+        if last and not last.task and {message.role, last.role} <= {*_ONE_TURN}:
             turns[-1].append((index, message))
         else:
             turns.append([(index, message)])
     return turns
+
+
+def _developer(message: Message, index: int) -> Iterator[Piece]:
+    yield Piece(USER, special=True, message=index, place="turn")
+    yield Piece(message.content, message=index)
+    if message.tools:
+        yield Piece("\n\n", message=index)
+        yield from tools_block(message.tools)
 
 
 def _user(turn: Sequence[Numbered], calls: Sequence[str]) -> Iterator[Piece]:
@@ -175,8 +215,11 @@ def _user(turn: Sequence[Numbered], calls: Sequence[str]) -> Iterator[Piece]:
             yield Piece(message.content, message=index)
 
 
-def _assistant(message: Message, index: int, keeps_reasoning: bool, is_open: bool) -> Iterator[Piece]:
-    yield from _speaker(keeps_reasoning, index)
+def _assistant(
+    message: Message, index: int, keeps_reasoning: bool, is_open: bool, before: Iterable[Piece]
+) -> Iterator[Piece]:
+    """One turn of the assistant's.  before: the markers that gave it the word."""
+    yield from before
     body = list(_answer(message, index, keeps_reasoning, is_open))
     as_generated = keeps_reasoning == (message.reasoning is not None)
     if message.sampled is not None and as_generated and not is_open:

@@ -1,7 +1,8 @@
 """DSML's tags, in the spelling that DeepSeek-V4 was taught and in those that it slips into.
 
-<｜DSML｜tool_calls>   as taught          <DSML｜tool_calls>   first bar lost
-<tool_calls>          marker lost        <｜DSML｜function_calls>   the name that V3.2 used
+<｜DSML｜tool_calls>   as taught      <DSML｜tool_calls>   first bar lost      <｜DSML｜function_calls>   V3.2's name
+
+A tag without the marker is text like any other: it may well be XML.
 """
 
 import re
@@ -13,19 +14,15 @@ LOST_BAR: Final = DSML[1:]
 _BLOCKS: Final = ("tool_calls", "function_calls")
 
 # Every opening begins with `<` and has no other, so at most one of them can begin at any place.
-MARKED_OPENINGS: Final = tuple(
+OPENINGS: Final = tuple(
     f"<{mark}{name}" for mark in (DSML, LOST_BAR) for name in (*(f"{block}>" for block in _BLOCKS), "invoke ")
 )
-PLAIN_OPENINGS: Final = (*(f"<{block}>" for block in _BLOCKS), "<invoke name=")
-
-# What ends a value.  After a marker any closing tag does; without one only the exact tags, and in a block that
-# was opened with markers a bare `</parameter>` is part of the value (it may well be XML).
 CLOSING_MARK: Final = f"</{DSML}"
-_NAMES: Final = ("parameter", "invoke", *_BLOCKS)
-MARKED_ENDS: Final = (CLOSING_MARK, *(f"</{LOST_BAR}{name}>" for name in _NAMES))
-PLAIN_ENDS: Final = (*MARKED_ENDS, *(f"</{name}>" for name in _NAMES))
+END_PARAMETER: Final = f"{CLOSING_MARK}parameter>"
+CLOSINGS: Final = (CLOSING_MARK, f"</{LOST_BAR}")
+MARKS: Final = (*CLOSINGS, f"<{DSML}", f"<{LOST_BAR}")  # what every tag begins with
 
-_TAG = re.compile(rf"<(?P<close>/?)(?P<mark>{DSML}|{LOST_BAR}|)(?P<name>\w+)(?P<rest>[^>]*)>")
+_TAG = re.compile(rf"<(?P<close>/?)(?P<mark>{DSML}|{LOST_BAR})(?P<name>\w+)(?P<rest>[^>]*)>")
 _NAME = re.compile(r"""\bname\s*=\s*("[^"]*"|'[^']*'|“[^”]*”|[^\s"'“”>]+)""")
 _STRING = re.compile(r"""\bstring\s*=\s*["'“]?(true|false)["'”]?""")
 _EXACT = {
@@ -39,7 +36,6 @@ class Tag(NamedTuple):
 
     kind: str  # "invoke", "parameter", "block", or "" for anything else
     close: bool
-    marked: bool
     exact: bool
     name: str | None = None
     string: bool | None = None
@@ -49,20 +45,19 @@ def read_tag(text: str) -> Tag:
     """`text` from its `<` to its `>`."""
     found = _TAG.fullmatch(text)
     if not found:
-        return Tag("", text.startswith("</"), False, False)
+        return Tag("", text.startswith("</"), False)
     name, rest, close = found["name"], found["rest"], bool(found["close"])
     marked = found["mark"] == DSML
     if name in _BLOCKS:
-        return Tag("block", close, marked, exact=marked and name == "tool_calls" and not rest)
+        return Tag("block", close, exact=marked and name == "tool_calls" and not rest)
     if name not in ("invoke", "parameter"):
-        return Tag("", close, marked, False)
+        return Tag("", close, False)
     if close:
-        return Tag(name, True, marked, exact=marked and not rest)
+        return Tag(name, True, exact=marked and not rest)
     attribute, kind = _NAME.search(rest), _STRING.search(rest)
     return Tag(
         name,
         False,
-        marked,
         exact=marked and bool(_EXACT[name].fullmatch(rest)),
         name=_unquoted(attribute[1]) if attribute else None,
         string=kind[1] == "true" if kind else None,

@@ -52,8 +52,11 @@ class DraftBlock:
         batch = self.ops.begin(step, self._blocks)
         streams = self.ops.kept_streams(self._streams, slot, position - 1)
         joined = self.join.run(streams, self.embedding.run(batch))
-        self.layer.forward(joined, batch)
-        return joined
+        return self.ops.repeat(batch, lambda _: self._through(joined, batch))
+
+    def _through(self, streams: Array, batch: Any) -> Array:
+        self.layer.forward(streams, batch)
+        return streams
 
 
 def _pairs(step: Step) -> Step:

@@ -1,5 +1,6 @@
 """DeepSeek-V4, layer by layer.  Knows no device, and nothing of where weights come from."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, Self
@@ -109,22 +110,35 @@ class DeepSeekV4(Architecture):
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def forward(self, step: Step, hidden: Array | None = None) -> Array:
+    def forward(
+        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+    ) -> Array:
         batch = self.ops.begin(step, range(len(self.layers)))
-        streams = hidden
-        if streams is None:
-            assert self.embedding is not None
-            streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
-        # After the embedding, whose few pages would wait behind all that is read from here on.
-        self.announce(step.tokens)
-        for layer in self.layers:
-            self.dense.enter(layer.block)
-            layer.forward(streams, batch)
-            self.dense.leave(layer.block)
+        if hidden is None:
+            streams = self.ops.repeat(
+                batch, lambda tell: self._layers(self._embed(batch), batch, tell), progress
+            )
+        else:
+            streams = self._layers(hidden, batch, progress)
         if self.draft is not None:
             self.dense.enter(DRAFT)
             self.draft.follow(streams, step, batch)
             self.dense.leave(DRAFT)
+        return streams
+
+    def _embed(self, batch: Any) -> Array:
+        assert self.embedding is not None
+        return self.ops.streams(self.embedding.run(batch), self.config.streams)
+
+    def _layers(self, streams: Array, batch: Any, progress: v4.Progress | None) -> Array:
+        # After the embedding, whose few pages would wait behind all that is read from here on.
+        self.announce(batch.step.tokens)
+        for number, layer in enumerate(self.layers, 1):
+            self.dense.enter(layer.block)
+            layer.forward(streams, batch)
+            self.dense.leave(layer.block)
+            if progress is not None:
+                progress(number / len(self.layers))
         return streams
 
     def logits(self, hidden: Array, step: Step) -> Logits:
@@ -137,7 +151,8 @@ class DeepSeekV4(Architecture):
         streams = self.draft.forward(slot, position, token)
         logits = self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())
         self.dense.leave(DRAFT)
-        return logits.reshape(-1)
+        row: Logits = np.asarray(logits)[0]
+        return row
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         for layer in self.layers:

@@ -7,6 +7,7 @@
 namespace {
 
 constexpr const char* ISA_NAME = "avx2";
+constexpr const StepKernels& ISA_STEPS = avx2_steps;
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;  // sums of a tile and what they are made of fit sixteen registers
 constexpr int FLOAT_TILE_INPUTS = 3, FLOAT_TILE_WEIGHTS = 4;
 

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr const char* ISA_NAME = "avx512";
+constexpr const StepKernels& ISA_STEPS = avx512_steps;
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;
 constexpr int FLOAT_TILE_INPUTS = 4, FLOAT_TILE_WEIGHTS = 4;
 constexpr int CHAINS = 4;  // sums that take turns, where one would have to wait for itself

@@ -17,6 +17,7 @@ constexpr bool HAS_PLANES = true;
 constexpr const char* ISA_NAME = "neon";
 constexpr bool HAS_PLANES = false;
 #endif
+constexpr const StepKernels& ISA_STEPS = baseline_steps;
 constexpr int TILE_INPUTS = 2, TILE_WEIGHTS = 2;  // a sum takes four registers
 constexpr int FLOAT_TILE_INPUTS = 2, FLOAT_TILE_WEIGHTS = 4;
 constexpr int CHAINS = 1;

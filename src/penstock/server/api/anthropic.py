@@ -22,22 +22,24 @@ from penstock.server.api.shared import (
     JsonObject,
     NamedEvents,
     Offer,
+    Stops,
     check_results,
     offer,
     refusal,
     text_as,
     thinking_for,
 )
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError, anthropic_envelope
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
-from penstock.server.usage import Usage
+from penstock.server.usage import Usage, sign_of_life
 
 SIGNATURE: Final = "penstock"  # clients expect one; reasoning that comes back is text like any other
 PING: Final = named_event({"type": "ping"})
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class Text(Body):
@@ -125,10 +127,12 @@ class CountRequest(Body):
         if messages[-1].tool_calls:
             raise refusal("messages", "the last one calls tools, so their results must follow")
         form = self.output_config.format if self.output_config else None
+        tools = self._offer()
         return Conversation(
             tuple(messages),
-            self._offer().tools,
+            tools.tools,
             self._thinking(),
+            choice=tools.choice,
             response_schema=form.schema_ if form else None,
             schema_field="output_config.format.schema",
             parallel_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
@@ -145,7 +149,7 @@ class CountRequest(Body):
         return offer(
             [_function(tool) for tool in self.tools or []],
             choice.type if choice.type in ("auto", "none") else "required",
-            choice.name if choice.type == "tool" else None,
+            [choice.name] if choice.type == "tool" and choice.name is not None else None,
         )
 
     def _thinking(self) -> Thinking:
@@ -157,15 +161,13 @@ class CountRequest(Body):
 
 class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, ge=0, lt=1 << 31)
 
     def sampling(self) -> Sampling:
-        if not all(self.stop_sequences or []):
-            raise refusal("stop_sequences", "one of them is empty")
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         known = {name: value for name, value in given.items() if value is not None}
         return Sampling(stop=tuple(self.stop_sequences or ()), **known)  # type: ignore[arg-type]
@@ -181,9 +183,8 @@ def _messages(turn: Turn, field: str) -> list[Message]:
             case Text():
                 messages.append(Message(Role(turn.role), block.text))
             case ToolResult() if turn.role == "user":
-                messages.append(
-                    Message(Role.TOOL, _joined(block.content), tool_call_id=call_id(block.tool_use_id))
-                )
+                result = "\n\n".join(part.text for part in block.content)
+                messages.append(Message(Role.TOOL, result, tool_call_id=call_id(block.tool_use_id)))
             case _:
                 raise refusal(
                     f"{field}.content.{number}", f"a {block.type} block is out of place in role {turn.role}"
@@ -234,18 +235,23 @@ def tool_use_id(call_id: str) -> str:
 async def messages(body: MessagesRequest, request: Request) -> Response:
     service = service_of(request)
     usage = Usage()
-    reply = service.driver.reply(body.conversation(), body.sampling(), **body.rendering())
+    reply = await service.work.run(
+        lambda: service.reply(body.conversation(), body.sampling(), **body.rendering())
+    )
     turn = service.run(reply, body.max_tokens, usage)
     answer = Answer(service.settings.name, usage)
     if body.stream:
-        return await EventStream.open(answer.stream(turn), service.settings.ping, _failure, PING)
+        ping = lambda: f"{sign_of_life([usage])}\n{PING}"  # noqa: E731
+        return await EventStream.open(answer.stream(turn), service.settings.ping, _failure, ping)
     return json_reply(await unless_disconnected(request, answer.collect(turn)))
 
 
 @router.post("/v1/messages/count_tokens", response_model=None)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     service = service_of(request)
-    reply = service.driver.reply(body.conversation(), None, **body.rendering())
+    reply = await service.work.run(
+        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
+    )
     return json_reply({"input_tokens": len(reply.prompt.ids)})
 
 

@@ -1,5 +1,6 @@
 """What llama.cpp's own clients ask for: health, properties, slots, tokens and prompts."""
 
+import asyncio
 import re
 import time
 from pathlib import Path as FilePath
@@ -7,16 +8,18 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 
 from penstock import __version__
 from penstock.engine.requests import SlotState
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.errors import SnapshotError
+from penstock.machine.private import private_folder
 from penstock.option import effective
 from penstock.server.api.openai_chat import ChatRequest
 from penstock.server.api.shared import refusal
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError, llamacpp_envelope
 from penstock.server.service import Service, service_of
 from penstock.tokenizer import Tokenizer
@@ -33,12 +36,12 @@ CHAT_ABILITIES: Final = {
     "supports_preserve_reasoning": True,
 }
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.get("/health")
 @router.get("/v1/health")
-def health(request: Request) -> JSONResponse:
+async def health(request: Request) -> JSONResponse:
     """200 once requests are answered; "parked": the next one has to wait for the weights."""
     service = service_of(request)
     state, loading = service.state, service.engine.loading
@@ -50,7 +53,7 @@ def health(request: Request) -> JSONResponse:
 
 
 @router.get("/props")
-def properties(request: Request) -> dict[str, Any]:
+async def properties(request: Request) -> dict[str, Any]:
     service = service_of(request)
     engine = service.engine
     storage = {name: value for name, value in engine.stats().items() if name != "blocks"}
@@ -80,21 +83,31 @@ def properties(request: Request) -> dict[str, Any]:
 
 
 class PropsBody(BaseModel):
-    parked: StrictBool
+    parked: StrictBool | None = None
+    pin: Annotated[str, Field(strict=True, pattern=r"^[a-z0-9-]{1,64}$")] | None = None
 
 
 @router.post("/props")
-def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
-    """Lets the weights leave memory, once nobody needs them, or brings them back.  Answers when that is done, or
-    soon: `state` says which."""
+async def change_properties(request: Request, body: PropsBody) -> dict[str, Any]:
+    """parked: lets the weights leave memory, once nobody needs them, or brings them back.  Answers when that is done,
+    or soon: `state` says which.  pin: system prompts that come within the next half minute are kept under this label
+    when others leave; `pins` counts those that came, `pinned` says what is kept, in tokens."""
     service = service_of(request)
+    if body.parked is None and body.pin is None:
+        raise refusal("parked", "expected `parked` or `pin`")
+    if body.pin is not None:
+        service.pin(body.pin)
     if body.parked and service.engine.options.trace is not None:
         raise refusal("parked", "a server that records a trace cannot be parked")
-    service.scheduler.park(body.parked)
-    deadline = time.monotonic() + PARKING
-    while service.engine.parked != body.parked and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return {"parked": service.engine.parked, "state": service.state}
+    if body.parked is not None:
+        service.scheduler.park(body.parked)
+        deadline = time.monotonic() + PARKING
+        while service.engine.parked != body.parked and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+    answer = {"parked": service.engine.parked, "state": service.state}
+    if body.pin is not None:
+        answer |= {"pins": service.pins, "pinned": service.scheduler.prefix_cache.pinned()}
+    return answer
 
 
 def _sessions(service: Service) -> dict[str, Any]:
@@ -104,6 +117,7 @@ def _sessions(service: Service) -> dict[str, Any]:
         "bytes": cache.bytes,
         "in_use": cache.in_use,
         "budget": cache.budget,
+        "pinned": cache.pinned(),
     }
     if cache.disk is not None:
         store = cache.disk.store
@@ -114,7 +128,8 @@ def _sessions(service: Service) -> dict[str, Any]:
 def _scheduler(service: Service) -> dict[str, Any]:
     scheduler = service.scheduler
     names = ("active", "waiting", "steps", "busy_rows", "paused", "engine_seconds")
-    return {name: getattr(scheduler, name) for name in names}
+    speed = service.prefill_speed.per_second
+    return {**{name: getattr(scheduler, name) for name in names}, "prefill_per_second": speed}
 
 
 def _defaults(service: Service) -> dict[str, Any]:
@@ -138,7 +153,7 @@ def _defaults(service: Service) -> dict[str, Any]:
 
 
 @router.get("/slots")
-def slots(request: Request, fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
+async def slots(request: Request, fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
     """One entry for each request that can be answered at a time.  Busy ones come first: a request has no slot of its
     own, so the entries move up when one ends."""
     service = service_of(request)
@@ -174,7 +189,7 @@ class SlotBody(BaseModel):
 
 
 @router.post("/slots/{id_slot}")
-def act_on_slot(
+async def act_on_slot(
     request: Request,
     id_slot: Annotated[int, Path(ge=0)],
     action: Literal["save", "restore", "erase"],
@@ -189,11 +204,15 @@ def act_on_slot(
         )
     if action == "erase":
         return {"id_slot": id_slot, "n_erased": service.scheduler.prefix_cache.clear()}
-    file = _slot_file(service, body)
+    return await service.work.run_costly(_keep, service, id_slot, action, _slot_file(service, body))
+
+
+def _keep(service: Service, id_slot: int, action: str, file: "_SlotFile") -> dict[str, Any]:
     begin = time.monotonic()
     if action == "save":
         session = _idle_session(service, id_slot)
-        file.path.parent.mkdir(exist_ok=True)
+        _make_room(service, session.snapshot().nbytes)
+        private_folder(file.path.parent)
         session.save(file.path)
     else:
         session = _restored(service, file)
@@ -219,6 +238,16 @@ def _slot_file(service: Service, body: SlotBody | None) -> _SlotFile:
     if not SLOT_NAME.fullmatch(name):
         raise refusal("filename", f"{name[:80]!r} is not a name of letters, digits, '.', '-' and '_'")
     return _SlotFile(name, folder / "slots" / name)
+
+
+def _make_room(service: Service, nbytes: int) -> None:
+    """Sessions saved by name are inside the server's disk space, and are never given up for others."""
+    disk = service.scheduler.prefix_cache.disk
+    if disk is not None:
+        try:
+            disk.store.make_room(nbytes)
+        except SnapshotError as error:
+            raise ApiError(507, f"--kv-space: {error}", code="insufficient_storage") from None
 
 
 def _idle_session(service: Service, number: int) -> Session:
@@ -257,8 +286,12 @@ class DetokenizeBody(BaseModel):
 
 
 @router.post("/tokenize")
-def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
-    tokenizer = service_of(request).engine.tokenizer
+async def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
+    service = service_of(request)
+    return await service.work.run(_tokens, service.engine.tokenizer, body)
+
+
+def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> dict[str, Any]:
     ids = [tokenizer.bos_id] if body.add_special and tokenizer.bos_id is not None else []
     for part in [body.content] if isinstance(body.content, str) else body.content:
         ids += tokenizer.encode(part, special=body.parse_special) if isinstance(part, str) else [part]
@@ -278,13 +311,17 @@ def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
 
 
 @router.post("/detokenize")
-def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
-    return {"content": service_of(request).engine.tokenizer.decode(body.tokens)}
+async def detokenize(request: Request, body: DetokenizeBody) -> dict[str, str]:
+    service = service_of(request)
+    return {"content": await service.work.run(service.engine.tokenizer.decode, body.tokens)}
 
 
 @router.post("/apply-template")
-def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
+async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
-    reply = service_of(request).driver.reply(body.conversation(), forced=body.forces_call)
+    service = service_of(request)
+    reply = await service.work.run(
+        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
+    )
     return {"prompt": reply.text}

@@ -13,7 +13,7 @@ from penstock.server.api.shared import ALIASES, Json, SamplingFields
 from penstock.server.http.errors import ApiError, openai_envelope
 from penstock.server.http.streams import DONE, EventStream, data, merged, unless_disconnected
 from penstock.server.service import Service, new_id, service_of
-from penstock.server.usage import Usage, combined, timings
+from penstock.server.usage import Usage, combined, sign_of_life, timings
 from penstock.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -89,7 +89,12 @@ class Choices(ABC, Generic[C, T]):
     async def respond(self, request: Request) -> Response:
         settings = self.service.settings
         if self.body.stream:
-            return await EventStream.open(self._stream(), settings.ping, lambda e: data(openai_envelope(e)))
+            return await EventStream.open(
+                self._stream(),
+                settings.ping,
+                lambda error: data(openai_envelope(error)),
+                lambda: sign_of_life([choice.usage for choice in self.choices]) + "\n\n",
+            )
         return JSONResponse(await unless_disconnected(request, self._collect()))
 
     async def _collect(self) -> Json:

@@ -1,11 +1,12 @@
 """POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`)."""
 
+import json
 from collections.abc import AsyncGenerator, Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.chat.driver import Token
 from penstock.chat.events import (
@@ -18,27 +19,24 @@ from penstock.chat.events import (
     coalesced,
 )
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import PrefillProgress
+from penstock.engine.progress import PrefillProgress
 from penstock.engine.steps import Step
 from penstock.server.api.openai import Choices, finite, token_name
-from penstock.server.api.shared import ALIASES, EFFORTS, Json, SamplingFields, refusal
+from penstock.server.api.shared import ALIASES, EFFORTS, Json, Offer, SamplingFields, offer, refusal
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.service import Service, service_of
 from penstock.server.usage import Usage, timings
 from penstock.tokenizer import Tokenizer
 
-router = APIRouter()
-
-ROLES: Final = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,  # OpenAI's newer word for it; DeepSeek's own developer role is something else
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-}
+router = APIRouter(route_class=BodyRoute)
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
+
+
+def _as_json(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 class ContentPart(_Strict):
@@ -47,21 +45,15 @@ class ContentPart(_Strict):
 
 
 class CalledFunction(_Strict):
+    """`arguments` is JSON, or the object that it stands for."""
+
     name: str
-    arguments: str | None = None
+    arguments: Annotated[str | None, BeforeValidator(_as_json)] = None
 
 
 class CallInHistory(_Strict):
     id: str | None = None
     function: CalledFunction
-
-
-class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[CallInHistory] | None = None
-    tool_call_id: str | None = None
 
 
 class Function(BaseModel):
@@ -76,13 +68,47 @@ class Tool(_Strict):
     function: Function
 
 
+class ChatMessage(_Strict):
+    """`reasoning` is another name of `reasoning_content`.  `prefix`: the answer goes on with this message, the last.
+    `task` and a developer's `tools` are DeepSeek's own."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "latest_reminder"]
+    content: str | list[ContentPart] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallInHistory] | None = None
+    tool_call_id: str | None = None
+    prefix: bool | None = None
+    tools: list[Tool] | None = None
+    task: Literal["action", "query", "authority", "domain", "title", "read_url"] | None = None
+
+
 class ChosenFunction(_Strict):
     name: str
 
 
-class ToolChoice(_Strict):
+class NamedTool(_Strict):
     type: Literal["function"]
     function: ChosenFunction
+
+
+class AllowedTools(_Strict):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ToolChoice(_Strict):
+    type: Literal["function", "allowed_tools"]
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class TemplateOptions(_Strict):
+    """Those that other servers take in `chat_template_kwargs`."""
+
+    thinking: bool | None = None
+    enable_thinking: bool | None = None
+    drop_thinking: bool | None = None
 
 
 class JsonSchema(_Strict):
@@ -110,31 +136,58 @@ class ChatRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     thinking: bool | ThinkingMode | None = None
     think: bool | None = None
+    drop_thinking: bool | None = None
+    chat_template_kwargs: TemplateOptions = Field(default_factory=TemplateOptions)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    return_progress: bool | None = None  # llama.cpp's: chunks with `prompt_progress` while the prompt is read
 
-    @property
-    def forces_call(self) -> bool:
-        """The answer must be a call of a tool."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+    def rendering(self) -> dict[str, bool]:
+        """The answer may have to be a call, or to go on with the last message."""
+        for index, message in enumerate(self.messages):
+            if message.prefix and (index < len(self.messages) - 1 or message.role != "assistant"):
+                raise refusal(f"messages.{index}.prefix", "only the last message, an assistant's, can be one")
+        return {"forced": self.offer().force, "continues": bool(self.messages[-1].prefix)}
+
+    def offer(self) -> Offer:
+        functions = [_function(tool) for tool in self.tools or ()]
+        every = [*functions, *(_function(tool) for message in self.messages for tool in message.tools or ())]
+        match self.tool_choice:
+            case None:
+                chosen = offer(every, "auto")
+            case str(choice):
+                chosen = offer(every, choice)
+            case ToolChoice(type="function", function=ChosenFunction(name=name)):
+                chosen = offer(every, "required", [name])
+            case ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools)):
+                chosen = offer(every, mode, [tool.function.name for tool in tools])
+            case ToolChoice(type=missing):
+                raise refusal(f"tool_choice.{missing}", "missing")
+        return chosen._replace(tools=tuple(functions))  # those of a message are told there
 
     def conversation(self) -> Conversation:
         form = self.response_format or ResponseFormat(type="text")
         asked = (
             form.json_schema if form.type == "json_schema" and form.json_schema else JsonSchema(schema=None)
         )
+        offered = self.offer()
+        wishes = (self.drop_thinking, self.chat_template_kwargs.drop_thinking)
         return Conversation(
             tuple(self._messages()),
-            tools=tuple(self._tools()),
+            tools=offered.tools,
+            choice=offered.choice,
             thinking=self._thinking(),
+            drop_thinking=next((wish for wish in wishes if wish is not None), None),
             response_schema=asked.schema_,
             json_only=form.type != "text" and (asked.schema_ is None or asked.strict is False),
             parallel_calls=self.parallel_tool_calls is not False,
         )
 
     def _thinking(self) -> Thinking:
-        asked = self.thinking.type == "enabled" if isinstance(self.thinking, ThinkingMode) else self.thinking
+        given = self.thinking.type == "enabled" if isinstance(self.thinking, ThinkingMode) else self.thinking
+        others = self.chat_template_kwargs
+        asked = next((a for a in (given, others.thinking, others.enable_thinking) if a is not None), None)
         effort = EFFORTS[self.reasoning_effort] if self.reasoning_effort else None
         if asked is False or self.think is False or effort is Thinking.OFF:
             return Thinking.OFF
@@ -142,38 +195,37 @@ class ChatRequest(SamplingFields):
             return effort
         return Thinking.HIGH if asked or self.think or ALIASES.get(self.model or "") else Thinking.OFF
 
-    def _tools(self) -> Iterator[Json]:
-        """Those that may be called now."""
-        functions = [tool.function.model_dump(exclude_unset=True) for tool in self.tools or ()]
-        if isinstance(self.tool_choice, ToolChoice):
-            wanted = self.tool_choice.function.name
-            functions = [function for function in functions if function["name"] == wanted]
-            if not functions:
-                raise refusal("tool_choice", f"{wanted!r} is not one of the tools")
-        if self.tool_choice == "required" and not functions:
-            raise refusal("tool_choice", "a call is required, but there are no tools")
-        if self.tool_choice != "none":
-            yield from functions
-
     def _messages(self) -> Iterator[Message]:
         for index, message in enumerate(self.messages):
             calls = message.tool_calls or ()
             if calls and message.role != "assistant":
                 raise refusal(f"messages.{index}.tool_calls", "only an assistant calls tools")
+            if message.tools and message.role != "developer":
+                raise refusal(f"messages.{index}.tools", "only a developer's message brings tools of its own")
+            if message.task and message.role not in ("user", "developer"):
+                raise refusal(f"messages.{index}.task", "only a user's or developer's message has one")
+            reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
             yield Message(
-                ROLES[message.role],
+                Role(message.role),
                 _text(message, index),
-                reasoning=message.reasoning_content,
+                reasoning=reasoning,
                 tool_calls=tuple(
                     ToolCall(call.id or "", call.function.name, call.function.arguments or "")
                     for call in calls
                 ),
                 tool_call_id=message.tool_call_id,
+                tools=tuple(_function(tool) for tool in message.tools or ()),
+                task=message.task,
             )
 
 
+def _function(tool: Tool) -> Json:
+    return tool.function.model_dump(exclude_unset=True)
+
+
 def _text(message: ChatMessage, index: int) -> str:
-    """The text of a message; its parts are lines of their own, as several files or remarks would be."""
+    """The text of a message.  Its parts are lines of their own, as several files or remarks would be; those of a
+    tool's result stand apart by an empty line, as DeepSeek's encoder writes them."""
     if not isinstance(message.content, list):
         return message.content or ""
     for place, part in enumerate(message.content):
@@ -182,7 +234,7 @@ def _text(message: ChatMessage, index: int) -> str:
                 f"messages.{index}.content.{place}",
                 f"a part of type {part.type!r} cannot be read, only text can",
             )
-    return "\n".join(part.text or "" for part in message.content)
+    return ("\n\n" if message.role == "tool" else "\n").join(part.text or "" for part in message.content)
 
 
 class ChatChoice:
@@ -193,12 +245,16 @@ class ChatChoice:
         self._service, self._body = service, body
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
         sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
-        self.reply = service.driver.reply(conversation, sampling, forced=body.forces_call)
+        self.reply = service.reply(conversation, sampling, **body.rendering())
         self._new: dict[str, list[Json]] = {}  # log-probabilities that nobody has taken
 
     def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
         limit = self._service.settings.max_tokens if self._body.limit is None else self._body.limit
         return self._service.run(self.reply, limit, self.usage)
+
+    @property
+    def tells_progress(self) -> bool:
+        return bool(self._body.return_progress)
 
     def logprobs(self) -> dict[str, list[Json]] | None:
         """Those of the tokens since the last call, reasoning and answer apart as DeepSeek gives them."""
@@ -243,6 +299,16 @@ def delta_object(event: Event) -> Json | None:
             return None
 
 
+def progress_object(progress: PrefillProgress) -> Json:
+    """In llama.cpp's terms."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.done,
+        "time_ms": round(1000 * progress.seconds),
+    }
+
+
 def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
     def entry(token: int, logprob: float) -> Json:
         raw = list(tokenizer.token_bytes(token))
@@ -254,8 +320,13 @@ def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    service, conversation = service_of(request), body.conversation()
-    choices = [ChatChoice(service, body, conversation, number) for number in range(body.choices)]
+    service = service_of(request)
+
+    def prepare() -> list[ChatChoice]:
+        conversation = body.conversation()
+        return [ChatChoice(service, body, conversation, number) for number in range(body.choices)]
+
+    choices = await service.work.run(prepare)
     return await ChatChoices(service, body, choices).respond(request)
 
 
@@ -281,6 +352,8 @@ class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
         if not choice.begun:
             choice.begun = True
             yield part({"role": "assistant"}), {}
+        if isinstance(update, PrefillProgress) and choice.tells_progress:
+            yield part({}), {"prompt_progress": progress_object(update)}
         for event in coalesced(update.events) if isinstance(update, Token) else ():
             if isinstance(event, Done):
                 yield part({}, event.finish_reason), {"timings": timings(choice.usage)}

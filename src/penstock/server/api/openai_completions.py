@@ -8,30 +8,35 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from penstock.engine.engine import Engine
-from penstock.engine.requests import PrefillProgress, Scored
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Scored
 from penstock.engine.steps import Step
 from penstock.server.api.openai import Choices, finite, token_name
 from penstock.server.api.shared import Json, SamplingFields, refusal
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.service import Service, service_of
 from penstock.server.usage import Usage
 from penstock.tokenizer import Tokenizer
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
+MAX_PROMPTS: Final = 256  # of a request
+
+Several: Final = Field(min_length=1, max_length=MAX_PROMPTS)
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    prompt: str | Ids | Annotated[list[str], Several] | Annotated[list[Ids], Several]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     suffix: str | None = None
@@ -57,7 +62,8 @@ def read_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
     tokenizer = engine.tokenizer
     if isinstance(prompt, str):
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        read = Prompt([*begin, *tokenizer.encode(prompt)], prompt, bool(begin))
+        room = engine.context - len(begin)  # a prompt that is only scored may fill the context
+        read = Prompt([*begin, *tokenizer.encode(prompt, most=room)], prompt, bool(begin))
     else:
         if any(not 0 <= token < tokenizer.vocab_size for token in prompt):
             raise refusal("prompt", f"token ids go from 0 to {tokenizer.vocab_size - 1}")
@@ -166,8 +172,12 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         raise refusal("suffix", "text cannot be filled in")
     if body.best_of not in (None, body.choices):
         raise refusal("best_of", "only as many as n are made")
-    prompts = [read_prompt(service.engine, prompt) for prompt in body.prompts()]
-    choices = [TextChoice(service, body, prompt, n) for prompt in prompts for n in range(body.choices)]
+
+    def prepare() -> list[TextChoice]:
+        prompts = [read_prompt(service.engine, prompt) for prompt in body.prompts()]
+        return [TextChoice(service, body, prompt, n) for prompt in prompts for n in range(body.choices)]
+
+    choices = await service.work.run(prepare)
     return await TextChoices(service, body, choices).respond(request)
 
 

@@ -29,12 +29,13 @@ from penstock.server.api.shared import (
     text_as,
     thinking_for,
 )
+from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import EventStream, json_reply, named_event, unless_disconnected
 from penstock.server.service import new_id, service_of
-from penstock.server.usage import Usage
+from penstock.server.usage import Usage, sign_of_life
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class TextPart(Body):
@@ -159,10 +160,12 @@ class ResponsesRequest(Body):
         form = self.text.format if self.text else None
         if form and form.type == "json_schema" and form.schema_ is None:
             raise refusal("text.format.schema", "missing")
+        tools = self.offer()
         return Conversation(
             tuple(messages),
-            self.offer().tools,
+            tools.tools,
             self.thinking(),
+            choice=tools.choice,
             response_schema=form.schema_ if form and form.type == "json_schema" else None,
             json_only=form is not None
             and (form.type == "json_object" or (form.type == "json_schema" and form.strict is False)),
@@ -182,10 +185,9 @@ class ResponsesRequest(Body):
             case ToolChoice(type="auto" | "none" | "required" as choice):
                 return offer(tools, choice)
             case ToolChoice(type="function", name=str(name)):
-                return offer(tools, "required", name)
+                return offer(tools, "required", [name])
             case ToolChoice(type="allowed_tools", mode=mode):
-                allowed = {tool.name for tool in self.tool_choice.tools}
-                return offer([tool for tool in tools if tool["name"] in allowed], mode)
+                return offer(tools, mode, [tool.name for tool in self.tool_choice.tools])
             case other:
                 raise refusal(
                     "tool_choice", f"{other.type!r} is not auto, none, required or a function's name"
@@ -247,10 +249,10 @@ def _messages(items: list[MessageItem | FunctionCall | FunctionCallOutput | Reas
                 call = ToolCall(item.call_id, item.name, item.arguments)
                 messages.append(replace(turn, tool_calls=(*turn.tool_calls, call)))
             case FunctionCallOutput():
-                messages.append(Message(Role.TOOL, _joined(item.output), tool_call_id=item.call_id))
+                result = _joined(item.output, "\n\n")
+                messages.append(Message(Role.TOOL, result, tool_call_id=item.call_id))
             case MessageItem():
-                role = Role.USER if item.role == "user" else Role.SYSTEM
-                messages.append(Message(role, _joined(item.content)))
+                messages.append(Message(Role(item.role), _joined(item.content)))
     return messages
 
 
@@ -263,8 +265,8 @@ def _open_turn(messages: list[Message], *without: str) -> Message:
     return messages.pop()
 
 
-def _joined(parts: list[TextPart] | list[Part]) -> str:
-    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
+def _joined(parts: list[TextPart] | list[Part], between: str = "\n") -> str:
+    return between.join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
 
 
 class Answer(NamedEvents):
@@ -449,10 +451,13 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     settings = service.settings
     usage = Usage()
     limit = body.max_output_tokens or settings.max_tokens
-    reply = service.driver.reply(body.chat(), body.sampling(), forced=body.offer().force)
+    reply = await service.work.run(
+        lambda: service.reply(body.chat(), body.sampling(), forced=body.offer().force)
+    )
     turn = service.run(reply, limit, usage)
     answer = Answer(settings.name, int(time.time()), body.echo(), usage)
     if body.stream:
         failure = lambda error: named_event(answer.fail(error))  # noqa: E731
-        return await EventStream.open(answer.stream(turn), settings.ping, failure)
+        alive = lambda: sign_of_life([usage]) + "\n\n"  # noqa: E731
+        return await EventStream.open(answer.stream(turn), settings.ping, failure, alive)
     return json_reply(await unless_disconnected(request, answer.collect(turn)))

@@ -1,7 +1,7 @@
 """What several APIs have in common: strict fields, tools on offer, effort, sampling, answers in named events."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from penstock.chat.driver import Token
 from penstock.chat.events import Event
 from penstock.chat.messages import Message, Role, Thinking
-from penstock.engine.requests import PrefillProgress
+from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.http.errors import ApiError
 from penstock.server.http.streams import named_event
@@ -30,6 +30,7 @@ MAX_STOPS: Final = 16
 MAX_CHOICES: Final = 8
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TurnUpdates = AsyncGenerator[PrefillProgress | Token, None]
@@ -58,22 +59,25 @@ def thinking_for(effort: str | None, field: str, default: Thinking) -> Thinking:
 
 
 class Offer(NamedTuple):
-    """The tools that the model may call, and whether it has to."""
+    """The tools that the model is told of, which of them it may call (None: any), and whether it has to."""
 
     tools: tuple[dict[str, Any], ...]
+    choice: tuple[str, ...] | None
     force: bool
 
 
-def offer(tools: list[dict[str, Any]], choice: str, name: str | None = None) -> Offer:
-    """choice: "auto", "none" or "required"; with a `name`, that one function is required."""
+def offer(tools: list[dict[str, Any]], choice: str, names: Collection[str] | None = None) -> Offer:
+    """choice: "auto", "none" or "required", among those of `names` if there are any.  What is told stays the same
+    whatever is chosen: a prompt that changes has to be read again."""
+    known = [tool["name"] for tool in tools]
+    for name in names or ():
+        if name not in known:
+            raise refusal("tool_choice", f"there is no tool {name!r}")
+    if choice == "required" and not (known if names is None else names):
+        raise refusal("tool_choice", "a call is required, but there are no tools")
     if choice == "none":
-        return Offer((), False)
-    if name is not None:
-        tools = [tool for tool in tools if tool["name"] == name]
-    if choice == "required" and not tools:
-        missing = "there are no tools to call" if name is None else f"there is no tool {name!r}"
-        raise refusal("tool_choice", missing)
-    return Offer(tuple(tools), choice == "required")
+        names = ()
+    return Offer(tuple(tools), None if names is None else tuple(names), choice == "required")
 
 
 def check_results(messages: list[Message], field: str) -> None:
@@ -109,7 +113,7 @@ class SamplingFields(BaseModel):
     top_k: int | None = Field(None, ge=-1)  # -1 is what some clients send for none
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Stops | None = None
     logit_bias: dict[str, Bias] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

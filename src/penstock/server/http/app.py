@@ -21,6 +21,7 @@ from penstock.server.api import (
     openai_completions,
     openai_responses,
 )
+from penstock.server.http.connections import Connections, room_for_connections
 from penstock.server.http.errors import ApiError, api_error, respond
 from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
 from penstock.server.observe import dashboard, logs, metrics, request_trace
@@ -41,9 +42,12 @@ ROUTERS: Final = [
 ERRORS: Final[dict[int | str, str]] = {
     400: "Something in the request is wrong; the message names it.",
     401: "The API key is missing or wrong.",
+    403: "A web page from elsewhere asks.",
     404: "There is no such thing.",
     408: "The request did not arrive in time.",
     413: "The request is too large.",
+    415: "The request is not said to be JSON.",
+    421: "The request is for a server of another name.",
     429: "Too many requests wait already.",
     503: "The model is being loaded, or cannot be read.",
     504: "The request took too long.",
@@ -63,8 +67,16 @@ def create_app(service: Service) -> FastAPI:
         finally:
             await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
 
-    app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, responses=_described())
+    app = FastAPI(
+        title="Penstock",
+        version=__version__,
+        lifespan=lifespan,
+        responses=_described(),
+        redirect_slashes=False,  # a redirection goes to whatever `Host` says
+    )
     app.state.service = service
+    most = room_for_connections(service.settings.max_connections)
+    app.state.connections = Connections(most, min(most, service.settings.max_connections_per_address))
     for router in ROUTERS:
         app.include_router(router)
     _describe_streams(app)
@@ -96,7 +108,9 @@ def _describe_streams(app: FastAPI) -> None:
 def _add_middleware(app: FastAPI, service: Service) -> None:
     """From the inside out: those that are added later also see what the others refuse."""
     settings = service.settings
-    app.add_middleware(BodyLimitMiddleware, most=settings.max_body, seconds=settings.body_timeout)
+    app.add_middleware(
+        BodyLimitMiddleware, most=service.max_body, seconds=settings.body_timeout, work=service.work
+    )
     app.add_middleware(AccessMiddleware, service=service)
     if settings.cors:
         app.add_middleware(

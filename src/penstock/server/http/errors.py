@@ -79,6 +79,8 @@ KINDS: Final = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     503: "unavailable_error",

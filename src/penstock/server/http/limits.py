@@ -11,7 +11,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.server.http.errors import ApiError, respond
+from penstock.errors import BusyError
+from penstock.server.http.connections import Connections
+from penstock.server.http.errors import ApiError, api_error, respond
+from penstock.server.http.request_context import current_request
+from penstock.server.http.strangers import refusal_of_stranger
+from penstock.server.http.work import Workers
 from penstock.server.observe import dashboard
 from penstock.server.service import Service
 
@@ -21,15 +26,19 @@ WHILE_LOADING: Final = (*PUBLIC, "/dashboard/", "/metrics", "/props", "/v1/model
 MAX_DIGITS: Final = 20  # of a number of bytes; Python reads no numbers of thousands of them
 MAX_HEAD: Final = 64 << 10  # bytes of all headers and the path
 HEADERS_TOO_LARGE: Final = 431
+TOO_MANY: Final = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class AccessMiddleware:
-    """Refuses requests without a key, with too large a head or body, or before the model is loaded."""
+    """Refuses requests from strangers' pages, without a key, with too large a head or body, or before the model is
+    loaded.  A path may end with a slash: nobody is sent elsewhere for it."""
 
     def __init__(self, app: ASGIApp, service: Service):
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(dashboard.ASSETS):
+            scope["path"] = scope["path"].rstrip("/") or "/"
         error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
             await self.app(scope, receive, send)
@@ -41,11 +50,18 @@ class AccessMiddleware:
         if head_bytes(scope) > MAX_HEAD:
             text = f"the request's headers have more than the {MAX_HEAD:,} bytes that are allowed"
             return ApiError(HEADERS_TOO_LARGE, text, code="headers_too_large")
-        if settings.api_keys and not _among(path, PUBLIC) and not _has_key(headers, settings.api_keys):
+        if (stranger := refusal_of_stranger(scope, headers, settings)) is not None:
+            return stranger
+        key = _key_of(headers, settings.api_keys)
+        if settings.api_keys and not _among(path, PUBLIC) and key is None:
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        context = current_request()
+        if context is not None:
+            address = (scope.get("client") or ("",))[0]
+            context.client = address if key is None else f"key {key}"
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > MAX_DIGITS or int(length) > settings.max_body:
-            text = f"the request has {length[:20]} bytes, {settings.max_body:,} are allowed"
+        if not length.isdecimal() or len(length) > MAX_DIGITS or int(length) > self.service.max_body:
+            text = f"the request has {length[:20]} bytes, {self.service.max_body:,} are allowed (--max-body)"
             return ApiError(413, text, code="request_too_large")
         if self.service.state in ("loading", "failed") and not _among(path, WHILE_LOADING):
             return ApiError(503, "Loading model", code="loading")
@@ -64,30 +80,44 @@ def head_bytes(scope: Scope) -> int:
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def _has_key(headers: Headers, keys: tuple[str, ...]) -> bool:
-    """As a bearer token (OpenAI) or in x-api-key (Anthropic); compared in constant time."""
+def _key_of(headers: Headers, keys: tuple[str, ...]) -> int | None:
+    """Which key a client has: as a bearer token (OpenAI) or in x-api-key (Anthropic); compared in constant time."""
     given = headers.get("x-api-key", "")
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         given = token
     good = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
-    return any(good)
+    return good.index(True) if any(good) else None
 
 
 class BodyLimitMiddleware:
     """Counts and times a body while it is read: one sent in chunks does not say its length beforehand.
 
     A body of more than `most` bytes is answered with 413, one that is not there after `seconds` (0: any time will do)
-    with 408, whatever the application makes of its sudden end; an answer that has begun is cut off instead.
+    with 408, whatever the application makes of its sudden end; an answer that has begun is cut off instead.  A large
+    one is read when there is memory for it.
     """
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float):
-        self.app, self.most, self.seconds = app, most, seconds
+    def __init__(self, app: ASGIApp, most: int, seconds: float, work: Workers):
+        self.app, self.most, self.seconds, self.work = app, most, seconds, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        length = Headers(scope=scope).get("content-length")
+        chunked = "transfer-encoding" in Headers(scope=scope)
+        nbytes = self.most if chunked else int(length or 0)
+        try:
+            async with self.work.room_for(nbytes) as room:
+                context = current_request()
+                if context is not None:
+                    context.body_bytes, context.room = nbytes, room
+                await self._serve(scope, receive, send)
+        except BusyError as error:
+            await respond(scope["path"], api_error(error))(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, begun = _Body(receive, self.most, self.seconds), False
 
         async def unless_refused(message: Message) -> None:
@@ -137,16 +167,38 @@ class _Body:
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with limits on a request's head.  uvicorn alone waits for ever for the end of a head, and
-    calls one that is too long invalid.  The application's settings say how long to wait."""
+    """uvicorn's HTTP/1.1, with limits on connections and on a request's head.  uvicorn alone waits for ever for the
+    end of a head, and calls one that is too long invalid.  The application's settings say how long to wait."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if not self._all.add(self):
+            transport.write(TOO_MANY)
+            transport.close()
+            return
         self._start_timer()
 
+    @property
+    def _all(self) -> Connections:
+        found: Connections = self.config.app.state.connections  # type: ignore[union-attr]
+        return found
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def end(self) -> None:
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
+        self._all.used(self)
         if self.conn.their_state is h11.IDLE:  # perhaps the next request of a connection that was kept
             self._start_timer()
         super().data_received(data)
@@ -154,11 +206,13 @@ class LimitedProtocol(H11Protocol):
             self._stop_timer()
 
     def on_response_complete(self) -> None:
+        self._all.used(self)
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # a part of the next head
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._all.remove(self)
         self._stop_timer()
         super().connection_lost(exc)
 

@@ -5,9 +5,12 @@ import time
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.server.usage import Usage
+
+if TYPE_CHECKING:
+    from penstock.server.http.work import Room
 
 VALID_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 CLIENT_LEFT: Final = 499  # the status that web servers note for clients who did not wait for an answer
@@ -15,7 +18,8 @@ CLIENT_LEFT: Final = 499  # the status that web servers note for clients who did
 
 @dataclass(slots=True)
 class RequestContext:
-    """error: the kind of error that was answered; failed: it was the model's, and is counted already."""
+    """error: the kind of error that was answered; failed: it was the model's, and is counted already.  client: whose
+    turn it takes, a key's or an address's.  body_bytes: of its body, or that it may have; room: the memory for it."""
 
     id: str
     begun: float = field(default_factory=time.monotonic)
@@ -23,6 +27,9 @@ class RequestContext:
     error: str = ""
     failed: bool = False
     usages: list[Usage] = field(default_factory=list)
+    client: str = ""
+    body_bytes: int = 0
+    room: "Room | None" = None
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)

@@ -12,10 +12,12 @@ import uvicorn
 from penstock.engine.runner import Loading
 from penstock.errors import OptionError
 from penstock.server.http.app import create_app
+from penstock.server.http.connections import ACCEPTED
 from penstock.server.http.limits import MAX_HEAD, LimitedProtocol
 from penstock.server.observe.logs import fields
 from penstock.server.service import Service
 
+BACKLOG: Final = 1024  # connections that the system keeps until they are accepted
 KEEP_ALIVE: Final = 65  # seconds between two requests of a connection: more than proxies leave
 
 
@@ -60,6 +62,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=MAX_HEAD,
                 timeout_keep_alive=KEEP_ALIVE,
+                backlog=ACCEPTED,  # also how many asyncio accepts before it looks at anything else
                 timeout_graceful_shutdown=int(farewell) + 5,  # for clients that do not listen
             )
         )
@@ -70,6 +73,11 @@ class Server(uvicorn.Server):
             self._state = self.service.state
             logging.getLogger(__name__).info("model", extra=fields(state=self._state))
         return await super().on_tick(counter) or self._state == "failed"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.ensure_future(asyncio.to_thread(self.service.scheduler.stop, self.farewell))

@@ -34,7 +34,17 @@ class Settings:
     parallel: int = option(8, whole(1), "Requests answered at a time.", **SERVER)
     queue: int = option(64, whole(0), "Requests that may wait.", **SERVER)
     max_tokens: int = option(1 << 20, whole(1), "Most tokens of an answer, whatever is asked for.", **SERVER)
-    max_body: int = option(64 << 20, size(), "Largest request.", **SERVER)
+    max_body: int | None = option(
+        None,
+        size(),
+        "Largest request.",
+        unset="what a full context can need, from 2 to 32 MiB, within a share of the memory budget",
+        **SERVER,
+    )
+    max_connections: int = option(
+        512, whole(1), "Connections at a time, as far as the process has descriptors for them.", **SERVER
+    )
+    max_connections_per_address: int = option(256, whole(1), "Of them, those of one address.", **SERVER)
     timeout: float = option(0.0, seconds(), "Seconds that a request may take in all; 0: any time.", **SERVER)
     body_timeout: float = option(
         30.0, seconds(), "Seconds that a request's head, and then its body, may take to arrive.", **SERVER
@@ -56,6 +66,14 @@ class Settings:
     cors: tuple[str, ...] = option(
         (), texts(), "Origin that browsers may call from, or '*'; may be repeated.", **SERVER
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        texts(),
+        "A name by which clients may call the server, besides its address and those of this machine, or '*'; may be "
+        "repeated.",
+        flags=("--allowed-host",),
+        **SERVER,
+    )
     metrics: bool = option(True, switch(), "Whether /metrics answers.", **SERVER)
     ping: float = option(
         5.0, seconds(), "Seconds between signs of life while a prompt is read.", group="Server"
@@ -75,5 +93,5 @@ class Settings:
             raise OptionError(
                 f"--host {self.host} is open to others than this machine, so --api-key is needed as well"
             )
-        if self.max_body < 1024:
+        if self.max_body is not None and self.max_body < 1024:
             raise OptionError(f"max_body is {self.max_body!r}, expected 1KiB or more")

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import PenstockError
 from penstock.server.http.errors import ApiError, api_error
 
-KEEP_ALIVE: Final = ": prefill\n\n"  # a comment: clients skip it, proxies see traffic
+KEEP_ALIVE: Final = ":\n\n"  # a comment: clients skip it, proxies see traffic
 DONE: Final = "data: [DONE]\n\n"
 ACCEPTANCE: Final = 0.25  # seconds; what is wrong with a request shows at once, its turn may come much later
 MAX_BUFFERED: Final = 64  # events that a slow client may be behind before generation waits for it
@@ -53,8 +53,9 @@ def _ascii(value: dict[str, Any]) -> str:
 class EventStream(StreamingResponse):
     """Sends what `lines` yields.  Made by `open`.
 
-    ping     seconds after which, if nothing else was sent, `keep_alive` is
-    failure  what is sent when `lines` fails after the headers have gone
+    ping        seconds after which, if nothing else was sent, `keep_alive` is
+    failure     what is sent when `lines` fails after the headers have gone
+    keep_alive  says what is sent then: a comment, which clients skip
     """
 
     media_type = "text/event-stream"
@@ -64,7 +65,7 @@ class EventStream(StreamingResponse):
         lines: AsyncGenerator[str, None],
         ping: float,
         failure: Callable[[ApiError], str],
-        keep_alive: str = KEEP_ALIVE,
+        keep_alive: Callable[[], str] = lambda: KEEP_ALIVE,
     ):
         # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -82,7 +83,7 @@ class EventStream(StreamingResponse):
         lines: AsyncGenerator[str, None],
         ping: float,
         failure: Callable[[ApiError], str],
-        keep_alive: str = KEEP_ALIVE,
+        keep_alive: Callable[[], str] = lambda: KEEP_ALIVE,
     ) -> Self:
         """The response, once the request is accepted: what is wrong with it is raised here, while the status can
         still tell of it."""
@@ -140,7 +141,7 @@ class EventStream(StreamingResponse):
                 self._room.set()
                 yield lines
             elif not self._ended:
-                yield self._keep_alive
+                yield self._keep_alive()
             else:
                 break
         if self._error is not None:

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock import __version__
+from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import ApiError, llamacpp_envelope
 from penstock.server.http.streams import EventStream, data
 from penstock.server.observe.metrics import Totals, memory_by_tier
@@ -107,6 +108,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
             "experts_used": engine.config.experts_used,
             "context": engine.context,
             "mode": engine.plan.mode,
+            "device": stats["device"]["name"] if "device" in stats else "CPU",
             "policy": stats.get("policy"),
             "budget": engine.plan.budget,
             "max_tokens": settings.max_tokens,
@@ -114,6 +116,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
         "tokens": None if totals is None else {name: getattr(totals, name) for name in TOKENS},
         "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
         "memory": memory_by_tier(service, stats),
+        "resident": resident_bytes(),
         "queue": {
             "parallel": scheduler.parallel,
             "active": scheduler.active,

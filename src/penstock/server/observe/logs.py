@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -30,6 +30,7 @@ from penstock.server.service import Follower, Service
 from penstock.server.usage import Usage, timings
 
 POLLED: Final = ("/health", "/v1/health", "/metrics")  # by machines, every few seconds
+KINDS: Final = 1000  # of lines that are told apart
 LONGEST: Final = 80  # characters of what a client sends
 CHATTY: Final = ("uvicorn", "asyncio")  # they tell what we tell ourselves
 
@@ -47,6 +48,7 @@ def start_logging(level: str = "info", as_json: bool = False, file: Path | None 
         )
     except OSError as error:
         raise OptionError(f"--log-file {file}: {error.strerror}") from None
+    handler.addFilter(Repeats())
     handler.setFormatter(JsonLines() if as_json else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -61,6 +63,31 @@ def start_logging(level: str = "info", as_json: bool = False, file: Path | None 
 def fields(**found: Any) -> dict[str, Any]:
     """What a line says besides its message: `log.info("request", extra=fields(status=200))`"""
     return {"fields": {name: value for name, value in found.items() if value is not None}}
+
+
+class Repeats(logging.Filter):
+    """Lets through so many lines of one kind in a second; the next one after that says how many were left out.
+    Otherwise whoever can cause a line can fill the disk."""
+
+    def __init__(self, most: int = 50, now: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self.most, self._now = most, now
+        self._kinds: dict[tuple[str, str, object], tuple[int, int]] = {}  # (second, lines in it)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        found: dict[str, Any] = getattr(record, "fields", {})
+        kind = (record.name, str(record.msg)[:LONGEST], found.get("status"))
+        second = int(self._now())
+        last, count = self._kinds.pop(kind, (second, 0))
+        if len(self._kinds) >= KINDS:
+            self._kinds.clear()
+        left_out = count - self.most
+        if last != second:
+            count = 0
+            if left_out > 0:
+                record.fields = {**found, "left_out": left_out}
+        self._kinds[kind] = (second, count + 1)
+        return count < self.most
 
 
 class TextLines(logging.Formatter):

@@ -17,8 +17,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.requests import Failed, PrefillProgress, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Update
 from penstock.engine.steps import Step
+from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import ApiError, kind_of
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
 from penstock.server.service import Follower, Service
@@ -88,6 +90,18 @@ class StateSeries(Collector):
         yield from self._storage(self.service.engine.stats())
         yield from self._as_llamacpp()
         yield from self._memory()
+        yield from self._device(self.service.engine.stats().get("device"))
+
+    def _device(self, stats: dict[str, Any] | None) -> Iterator[Metric]:
+        """How a GPU's steps were launched; its memory is a tier."""
+        if stats is None:
+            return
+        steps = CounterMetricFamily(
+            "penstock_gpu_steps", "Steps, by whether a recorded graph was repeated.", labels=("how",)
+        )
+        steps.add_metric(("repeated",), stats["steps_repeated"])
+        steps.add_metric(("launched",), stats["steps_launched"])
+        yield steps
 
     def _memory(self) -> Iterator[Metric]:
         """What each tier holds and what it may hold: the same numbers that the page shows."""
@@ -98,6 +112,10 @@ class StateSeries(Collector):
             limit.add_metric((tier,), amounts["limit"])
         yield used
         yield limit
+        if (resident := resident_bytes()) is not None:
+            yield GaugeMetricFamily("penstock_resident_bytes", "Bytes that the process really has.", resident)
+        if (budget := self.service.engine.plan.budget) is not None:
+            yield GaugeMetricFamily("penstock_budget_bytes", "Bytes that it may have.", budget)
 
     def _requests(self) -> Iterator[Metric]:
         scheduler, totals = self.service.scheduler, self.totals
@@ -188,12 +206,18 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
             "total": plan.dense,
         },
         "experts": {
-            "used": stats.get("cached_bytes", mapped),
+            "used": stats.get(
+                "cached_bytes", round(plan.experts_held * share) if "device" in stats else mapped
+            ),
             "limit": stats.get("capacity_bytes", plan.experts_held),
             "total": plan.experts_total,
         },
+        "requests": {"used": min(service.work.memory.used, plan.requests), "limit": plan.requests},
         "sessions": {"used": cache.bytes + in_use, "limit": cache.budget, "kept": len(cache)},
     }
+    device = stats.get("device")
+    if device is not None:
+        tiers["gpu"] = {"used": device["used_bytes"] or 0, "limit": device["memory_bytes"]}
     if cache.disk is not None:
         store = cache.disk.store
         tiers["disk"] = {"used": store.bytes, "limit": store.space, "kept": len(store)}
@@ -201,7 +225,7 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
 
 
 @router.get("/metrics", include_in_schema=False)
-def scrape(request: Request, accept: Annotated[str, Header()] = "") -> Response:
+async def scrape(request: Request, accept: Annotated[str, Header()] = "") -> Response:
     metrics: Metrics | None = getattr(request.app.state, "metrics", None)
     if metrics is None:
         raise ApiError(404, "metrics are off", code="not_found")
@@ -281,8 +305,9 @@ class _Count:
                 self.metrics.lookups.labels(update.source, update.reason).inc()
                 totals.cached += update.cached
                 self.read = update.cached
-            totals.read += update.done - self.read
-            self.read = self.length = update.done
+            read = max(update.done, self.read)  # a step that failed on its way is begun again
+            totals.read += read - self.read
+            self.read = self.length = read
         elif isinstance(update, Step):
             totals.generated += 1
             self.length += 1

@@ -21,7 +21,8 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.requests import Failed, PrefillProgress, Update
+from penstock.engine.progress import PrefillProgress
+from penstock.engine.requests import Failed, Update
 from penstock.engine.steps import Step
 from penstock.errors import OptionError
 from penstock.server.http.request_context import current_request

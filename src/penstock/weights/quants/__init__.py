@@ -1,7 +1,7 @@
-"""Reference conversion between stored weights and float32, in numpy.
+"""Conversion between stored weights and float32: decoding in numpy, encoding in native code.
 
 `dequantize` and `quantize` handle the formats that stand alone; checkpoint FP8 and FP4 tensors come with a
-separate tensor of scales and have functions of their own.  Results are bit-exact: the same bytes give the
+separate tensor of scales and have functions of their own.  Decoding is bit-exact: the same bytes give the
 same floats as GGUF's own decoders, so every faster kernel can be compared with these.
 
     >>> packed = quantize(np.ones((2, 64), np.float32), types.Q8_0)
@@ -11,14 +11,13 @@ same floats as GGUF's own decoders, so every faster kernel can be compared with 
     (2, 64)
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from penstock.weights import types
 from penstock.weights.quants import iquants, kquants, legacy, minifloat, plain
 from penstock.weights.quants.block import Blocks, Bytes, Floats
-from penstock.weights.quants.minifloat import decode_e8m0, dequantize_fp4, dequantize_fp8, fp4_to_mxfp4
+from penstock.weights.quants.encode import ANYTHING, ENCODED, encode_rows
+from penstock.weights.quants.minifloat import decode_e8m0, dequantize_fp4, dequantize_fp8
 from penstock.weights.types import WeightType
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "dequantize",
     "dequantize_fp4",
     "dequantize_fp8",
-    "fp4_to_mxfp4",
     "is_dequantizable",
     "is_quantizable",
     "quantize",
@@ -36,16 +34,8 @@ __all__ = [
 
 _FORMATS = plain.FORMATS | legacy.FORMATS | kquants.FORMATS | iquants.FORMATS | minifloat.FORMATS
 
-_ENCODERS: dict[WeightType, Callable[[Floats, Blocks], None]] = {
-    types.F32: plain.encode_float,
-    types.F16: plain.encode_float,
-    types.BF16: plain.encode_bf16,
-    types.Q8_0: legacy.encode_q8_0,
-    types.MXFP4: minifloat.encode_mxfp4,
-}
-
 DEQUANTIZABLE: frozenset[WeightType] = frozenset(_FORMATS)
-QUANTIZABLE: frozenset[WeightType] = frozenset(_ENCODERS)
+QUANTIZABLE: frozenset[WeightType] = ENCODED
 
 # Elements converted at a time: 256 KiB of float32, so that every pass over them stays in the L2 cache.
 _CHUNK = 65536
@@ -83,21 +73,29 @@ def dequantize(raw: Bytes, kind: WeightType) -> Floats:
     return out.reshape(*raw.shape[:-1], raw.shape[-1] // kind.block_bytes * kind.block)
 
 
-def quantize(values: Floats, kind: WeightType) -> Bytes:
-    """float32 [..., columns] as stored rows, a new uint8 array [..., row bytes]."""
-    encode = _ENCODERS.get(kind)
-    if encode is None:
+def quantize(values: Floats, kind: WeightType, importance: Floats | None = None, threads: int = 1) -> Bytes:
+    """float32 [..., columns] as stored rows, a new uint8 array [..., row bytes].
+
+    Where a type can say it in several ways, what is taken is the least Σ importance · error² that was found;
+    `importance` [columns], all ones if not given.
+    """
+    if kind not in QUANTIZABLE:
         writable = ", ".join(sorted(kind.name for kind in QUANTIZABLE))
         raise ValueError(f"cannot write {kind.name} data, only {writable}")
     if values.dtype != np.float32 or values.ndim == 0:
         raise ValueError(f"only rows of float32 can be quantized, not {values.dtype} of shape {values.shape}")
-    row_bytes = kind.row_bytes(values.shape[-1])
-    rows = np.ascontiguousarray(values).reshape(-1, kind.block)  # [all blocks, block]
-    blocks: Blocks = np.empty(len(rows), _FORMATS[kind].layout)
-    step = _CHUNK // kind.block
-    for start in range(0, len(rows), step):
-        encode(rows[start : start + step], blocks[start : start + step])
-    return blocks.view(np.uint8).reshape(*values.shape[:-1], row_bytes)
+    columns = values.shape[-1]
+    shape = (*values.shape[:-1], kind.row_bytes(columns))
+    rows = np.ascontiguousarray(values).reshape(-1, max(columns, 1))  # [all rows, columns]
+    out, bad = encode_rows(
+        *(rows.view(np.uint8), None, types.F32, columns, range(len(rows)), kind),
+        importance=importance,
+        limit=ANYTHING if kind.block == 1 else float(np.finfo(np.float32).max),
+        threads=threads,
+    )
+    if bad is not None:
+        raise ValueError(f"{kind.name} cannot store infinities or NaN")
+    return out.reshape(shape)
 
 
 _WHY_NOT = {

@@ -70,21 +70,3 @@ FORMATS = {
     types.Q5_1: BlockFormat(Q5_1, decode_q5_1),
     types.Q8_0: BlockFormat(Q8_0, decode_q8_0),
 }
-
-
-def encode_q8_0(values: Floats, blocks: Blocks) -> None:
-    """values [n, 32] -> blocks [n].  The largest magnitude becomes code 127; halves round away from zero."""
-    scale = np.abs(values).max(axis=1) / np.float32(127)  # [n]
-    if not np.isfinite(scale).all():
-        raise ValueError("Q8_0 cannot store infinities or NaN")
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = 1 / scale
-        # Zero blocks, and blocks so small that the inverse overflows: their scale is 0 in float16 anyway.
-        inverse[np.isinf(inverse)] = 0
-        blocks["d"] = scale
-    codes = values * inverse[:, None]
-    whole = np.trunc(codes)
-    codes -= whole  # exact, unlike trunc(codes + 0.5), which is wrong just below one half
-    codes *= 2
-    whole += np.trunc(codes, out=codes)
-    blocks["q"] = whole

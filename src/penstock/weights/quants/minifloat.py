@@ -87,28 +87,6 @@ FORMATS = {
 }
 
 
-def encode_mxfp4(values: Floats, blocks: Blocks) -> None:
-    """values [n, 32] -> blocks [n].  The scale puts the largest magnitude into [4, 8): above 6 it saturates.
-
-    A value half-way between two codes takes the one nearer to zero.
-    """
-    largest = np.abs(values).max(axis=1)  # [n]
-    if not np.isfinite(largest).all():
-        raise ValueError("MXFP4 cannot store infinities or NaN")
-    with np.errstate(divide="ignore"):
-        # A logarithm in float32, as GGUF writers take it: exact exponents would differ just below a power
-        # of two, and with them the bytes.
-        exponent = np.floor(np.log2(largest)) + np.float32(125)
-    blocks["e"] = np.maximum(exponent, 0).astype(np.uint8)
-    twice = np.abs(values)
-    twice /= _HALF_E8M0[blocks["e"]][:, None]  # exact: the divisor is a power of two
-    codes = np.zeros(values.shape, np.uint8)
-    for halfway in (0.5, 1.5, 2.5, 3.5, 5, 7, 10):
-        codes += twice > halfway
-    codes |= ((values < 0) & (codes > 0)).astype(np.uint8) << 3
-    blocks["q"] = codes[:, :16] | codes[:, 16:] << 4
-
-
 def dequantize_fp8(raw: Bytes, scale: Bytes, first_row: int = 0) -> Floats:
     """E4M3 bytes [rows, cols] with E8M0 scales [ceil(matrix rows / 128), ceil(cols / 128)] as float32.
 
@@ -174,20 +152,3 @@ def dequantize_fp4(raw: Bytes, scale: Bytes) -> Floats:
         with np.errstate(invalid="ignore", over="ignore"):
             part *= _E8M0[scale[row : row + step]][:, :, None]
     return out.reshape(rows, groups * FP4_GROUP)
-
-
-def fp4_to_mxfp4(raw: Bytes, scale: Bytes) -> Bytes:
-    """Checkpoint FP4 (see `dequantize_fp4`) as GGUF MXFP4 blocks [rows, cols / 32 * 17], losslessly.
-
-    Only nibbles move: byte j of a block holds elements j and j + 16 instead of 2j and 2j + 1.  The scale
-    bytes 0 to 254 mean the same in both; 255, NaN in the checkpoint, has no MXFP4 and is an error.
-    """
-    rows, groups = _check_fp4(raw, scale)
-    if scale.size and scale.max() == 255:
-        raise ValueError("FP4 weights with a NaN scale (byte 255) cannot be stored as MXFP4")
-    first, second = raw.reshape(rows, groups, 2, 8).transpose(2, 0, 1, 3)  # elements 0-15 and 16-31
-    out: Bytes = np.empty((rows, groups, 17), np.uint8)
-    out[:, :, 0] = scale
-    out[:, :, 1::2] = first & 0x0F | second << 4  # even elements
-    out[:, :, 2::2] = first >> 4 | second & 0xF0  # odd elements
-    return out.reshape(rows, groups * 17)

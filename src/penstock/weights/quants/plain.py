@@ -25,19 +25,3 @@ FORMATS = {
     types.F16: BlockFormat(F16, decode_float),
     types.BF16: BlockFormat(BF16, decode_bf16),
 }
-
-
-def encode_float(values: Floats, numbers: Blocks) -> None:
-    """values [n, 1] -> numbers [n], to nearest even; beyond the range of F16 lies infinity."""
-    with np.errstate(over="ignore"):
-        numbers[...] = values[:, 0]
-
-
-def encode_bf16(values: Floats, numbers: Blocks) -> None:
-    """values [n, 1] -> numbers [n], to nearest even."""
-    bits = values[:, 0].view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))
-    # Rounding could carry a NaN over into infinity or zero: keep its upper half, with the quiet bit set.
-    is_nan = bits & 0x7FFFFFFF > 0x7F800000
-    rounded[is_nan] = bits[is_nan] | 0x00400000
-    numbers[...] = rounded >> 16

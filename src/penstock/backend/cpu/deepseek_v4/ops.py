@@ -1,7 +1,8 @@
 """The ops around attention and experts, and how a step begins."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ctypes import c_int64, c_void_p
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +24,8 @@ from penstock.machine.pages import will_need
 from penstock.native import structs
 from penstock.native.library import native
 from penstock.weights.checkpoint import Checkpoint
+
+T = TypeVar("T")
 
 
 class CpuHyper(v4.Hyper):
@@ -261,6 +264,12 @@ class CpuOps(v4.Ops):
             )
             rotations[number] = (cos, sin)
         return Batch(step, sequences, rotations)
+
+    def repeat(
+        self, batch: Batch, work: Callable[[v4.Progress | None], T], progress: v4.Progress | None = None
+    ) -> T:
+        del batch  # everything is called again
+        return work(progress)
 
     def streams(self, x: Buffer, count: int) -> Buffer:
         rows, hidden = x.array.shape

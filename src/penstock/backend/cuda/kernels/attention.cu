@@ -11,19 +11,18 @@ constexpr int WEIGHT_STRIDE = KEYS * 2 + 16;
 
 struct Attention {
     const float* q;          // [rows, heads, 512] before norm and rotation
-    const u16* window;       // [slots, capacity, 512] f16: position p at p % capacity
-    const u16* compressed;   // [slots, compressed_capacity, 512] f16, or null
     const int* picks;        // [rows, pick_stride]: compressed rows to see, or null: all visible ones
     const int* pick_counts;  // [rows]
-    const int *positions, *slots;  // [rows]
+    const int* positions;          // [rows]
+    const char* const* states;     // [rows]: the memory of a row's sequence
     const float2* turns;           // [rows, 32]: cosine and sine of a row's position
     const float* sinks;            // [heads]
     float* partial;  // [rows, splits, heads, 512]
     float* tops;     // [rows, splits, heads, 2]: largest score, sum of weights
     float* out;      // [rows, heads · 512] or null
     u8* digits;      // images of the output groups [groups][InputPlan {columns, rows, DIGITS}], or null
-    long long window_stride, compressed_stride;  // elements of a slot
-    int heads, rows, splits, window_length, capacity, ratio, pick_stride, group_heads;
+    RowsAt window, compressed;  // [capacity, 512] f16, position p at p % capacity; [rows, 512] f16, with a ratio
+    int heads, rows, splits, window_length, ratio, pick_stride, group_heads;
     float eps;
 };
 
@@ -40,7 +39,7 @@ PS_DEVICE u32 pack_halves(float a, float b) { return float_to_half(a) | static_c
 // How many keys a row sees: window first, then compressed rows.
 PS_DEVICE int window_keys(const Attention& p, int row) { return min(p.positions[row] + 1, p.window_length); }
 PS_DEVICE int compressed_keys(const Attention& p, int row) {
-    return !p.compressed ? 0 : p.picks ? p.pick_counts[row] : (p.positions[row] + 1) / p.ratio;
+    return !p.ratio ? 0 : p.picks ? p.pick_counts[row] : (p.positions[row] + 1) / p.ratio;
 }
 
 extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__ Attention p) {
@@ -54,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
     const int head0 = blockIdx.x * HEADS, split = blockIdx.y, row = blockIdx.z;
     let_next_start();
     wait_for_previous();
-    const int position = p.positions[row], slot = p.slots[row], near = window_keys(p, row), count = near + compressed_keys(p, row);
+    const int position = p.positions[row], near = window_keys(p, row), count = near + compressed_keys(p, row);
     const int chunks = (count + KEYS - 1) / KEYS, each = (chunks + p.splits - 1) / p.splits;
     const int first = split * each, end = min(first + each, chunks);
     const size_t share = (static_cast<size_t>(row) * p.splits + split) * p.heads + head0;
@@ -63,20 +62,20 @@ extern "C" __global__ void __launch_bounds__(256) attend(const __grid_constant__
         return;
     }
     if (threadIdx.x < HEADS) state[threadIdx.x] = -INFINITY, state[HEADS + threadIdx.x] = 0;
-    const u16* window = p.window + slot * p.window_stride;
-    const u16* far = p.compressed + slot * p.compressed_stride;
+    const char* window = p.states[row] + p.window.at;
+    const char* far = p.states[row] + p.compressed.at;
     uint4 loaded[4][2];  // four keys a warp
-    const int ring = (position - near + 1) % p.capacity;  // where the first key of the window is
+    const int capacity = p.window.capacity, ring = (position - near + 1) % capacity;  // where the first key of the window is
     auto load_keys = [&](int chunk) {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const int key = chunk * KEYS + warp * 4 + k;
-            const u16* from = nullptr;
-            if (key < near) from = window + static_cast<size_t>(ring + key - (ring + key >= p.capacity ? p.capacity : 0)) * DIM;
+            const char* from = nullptr;
+            if (key < near) from = window + static_cast<size_t>(ring + key - (ring + key >= capacity ? capacity : 0)) * p.window.apart;
             else if (key < count)
-                from = far + static_cast<size_t>(p.picks ? p.picks[static_cast<size_t>(row) * p.pick_stride + key - near] : key - near) * DIM;
+                from = far + static_cast<size_t>(p.picks ? p.picks[static_cast<size_t>(row) * p.pick_stride + key - near] : key - near) * p.compressed.apart;
 #pragma unroll
-            for (int i = 0; i < 2; i++) loaded[k][i] = from ? load16(from + (i * 32 + lane) * 8) : uint4{0, 0, 0, 0};
+            for (int i = 0; i < 2; i++) loaded[k][i] = from ? load16(from + (i * 32 + lane) * 16) : uint4{0, 0, 0, 0};
         }
     };
     load_keys(first);  // on their way while the queries are made

@@ -40,6 +40,33 @@ PS_DEVICE u32 permute_signs(u32 a, u32 b, u32 selector) {
     return d;
 }
 
+// ── a sequence's memory ──────────────────────────────────────────────────────────────────────────────────────────────
+
+// Where the rows of one kind begin in the memory of a sequence, how far they lie apart, in bytes, and how many there is room for.
+struct RowsAt {
+    long long at;
+    int apart, capacity;
+};
+
+enum RowKind { ROW_F32 = 0, ROW_F16 = 1, ROW_BF16 = 2 };  // as in penstock.backend.cuda.states
+
+PS_DEVICE float load_row(const char* row, int kind, int i) {
+    if (kind == ROW_F32) return reinterpret_cast<const float*>(row)[i];
+    const u16 h = reinterpret_cast<const u16*>(row)[i];
+    return kind == ROW_F16 ? half_to_float(h) : bits_float(static_cast<u32>(h) << 16);
+}
+PS_DEVICE void store_row(char* row, int kind, int i, float v) {
+    if (kind == ROW_F32) {
+        reinterpret_cast<float*>(row)[i] = v;
+    } else if (kind == ROW_F16) {
+        reinterpret_cast<u16*>(row)[i] = float_to_half(v);
+    } else {
+        u16 h;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v));
+        reinterpret_cast<u16*>(row)[i] = h;
+    }
+}
+
 // ── sums across a warp, always in the same order ─────────────────────────────────────────────────────────────────────
 
 PS_DEVICE float warp_sum(float v) {
@@ -148,6 +175,11 @@ struct Ring {
 // A barrier among `threads` threads of a block, by number 1 … 15.
 PS_DEVICE void named_barrier(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// The same for threads that do not wait.
+PS_DEVICE void named_barrier_arrive(int number, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // ── tensor cores ─────────────────────────────────────────────────────────────────────────────────────────────────────

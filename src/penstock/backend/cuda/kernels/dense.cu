@@ -103,10 +103,11 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
                    const Refill& refill) {
     const int t = lane % 4;
     const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
-    if constexpr (FORMAT == F16) {
+    if constexpr (FORMAT == F16 || FORMAT == FP8) {
         float c[SETS][4] = {};
         for (int i = first; i < end; i++) {
-            piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
+            if constexpr (FORMAT == F16) piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
+            else cell_fp8<SETS>(ring.wait(), lane, x, plan, i * CELL, c);
             ring.release();
             refill();
         }
@@ -144,6 +145,7 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
             if constexpr (FORMAT == Q4_K) cell_q4_k<SETS>(piece, lane, source, scale, sums);
             if constexpr (FORMAT == Q2_K) cell_q2_k<SETS>(piece, lane, source, scale, sums);
             if constexpr (FORMAT == MXFP4) cell_mxfp4<SETS>(piece, lane, source, scale, sums);
+            if constexpr (FORMAT == Q6_K) cell_q6_k<SETS>(piece, lane, source, scale, sums);
             ring.release();
             refill();
         }
@@ -157,7 +159,9 @@ struct Constant {
     static constexpr int value = N;
 };
 
-constexpr int ALL_FORMATS = -1, ONLY_Q8_0 = 1 << Q8_0, Q8_0_AND_F16 = 1 << Q8_0 | 1 << F16;
+#ifndef DENSE_ROUTER
+#define DENSE_ROUTER 0
+#endif
 
 template <int SETS, int FORMATS, Source SOURCE>
 PS_DEVICE void dense(const Dense& p) {
@@ -216,6 +220,8 @@ PS_DEVICE void dense(const Dense& p) {
                     try_format(Constant<MXFP4>());
                     try_format(Constant<BF16>());
                     try_format(Constant<F32>());
+                    try_format(Constant<Q6_K>());
+                    try_format(Constant<FP8>());
 #pragma unroll
                     for (int k = 0; k < SETS; k++)
 #pragma unroll
@@ -253,7 +259,7 @@ PS_DEVICE void dense(const Dense& p) {
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
         }
-        if (FORMATS != ONLY_Q8_0 && segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
+        if (DENSE_ROUTER && segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
             __syncthreads();
             if (*last) choose(p.routing, p.rows, chosen, p.chosen);
         }
@@ -261,17 +267,7 @@ PS_DEVICE void dense(const Dense& p) {
     }
 }
 
-#define DENSE(name, formats, source)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256, 2) dense_##name##_4(const __grid_constant__ Dense p) {               \
-        dense<1, formats, source>(p);                                                                                      \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 1) dense_##name##_8(const __grid_constant__ Dense p) {               \
-        dense<2, formats, source>(p);                                                                                      \
-    }
-
-DENSE(q8_image, ONLY_Q8_0, IMAGE)
-DENSE(q8_digits, ONLY_Q8_0, READY_DIGITS)
-DENSE(q8_any, ONLY_Q8_0, ANYTHING)
-DENSE(mixed_image, Q8_0_AND_F16, IMAGE)
-DENSE(mixed_any, Q8_0_AND_F16, ANYTHING)
-DENSE(all_any, ALL_FORMATS, ANYTHING)
+#ifdef DENSE_FORMATS  // one mix of formats, one source of inputs, with or without a router: every other instruction would be in the way
+extern "C" __global__ void __launch_bounds__(256, 2) dense_4(const __grid_constant__ Dense p) { dense<1, DENSE_FORMATS, DENSE_SOURCE>(p); }
+extern "C" __global__ void __launch_bounds__(256, 1) dense_8(const __grid_constant__ Dense p) { dense<2, DENSE_FORMATS, DENSE_SOURCE>(p); }
+#endif

@@ -37,6 +37,7 @@ PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, i
     if (format == Q4_K) cell_q4_k<SETS>(cell, lane, x, scale, sums);
     if (format == MXFP4) cell_mxfp4<SETS>(cell, lane, x, scale, sums);
     if (format == Q8_0) cell_q8_0<SETS>(cell, lane, x, scale, sums);
+    if (format == Q6_K) cell_q6_k<SETS>(cell, lane, x, scale, sums);
 }
 
 template <int SETS>

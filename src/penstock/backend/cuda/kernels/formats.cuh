@@ -13,7 +13,7 @@
 
 constexpr int STEPS = 8;  // of 32 columns
 
-enum Format { Q8_0 = 0, F16 = 1, IQ2_XXS = 2, Q2_K = 3, Q4_K = 4, MXFP4 = 5, BF16 = 6, F32 = 7 };
+enum Format { Q8_0 = 0, F16 = 1, IQ2_XXS = 2, Q2_K = 3, Q4_K = 4, MXFP4 = 5, BF16 = 6, F32 = 7, Q6_K = 8, FP8 = 9 };
 
 PS_DEVICE constexpr int cell_bytes(int format) {
     switch (format) {
@@ -24,6 +24,8 @@ PS_DEVICE constexpr int cell_bytes(int format) {
         case Q2_K: return 1344;
         case Q4_K: return 2368;
         case MXFP4: return 2176;
+        case Q6_K: return 4384;
+        case FP8: return 4128;
         default: return 16384;
     }
 }
@@ -92,6 +94,40 @@ PS_DEVICE void cell_q8_0(const char* cell, int lane, const Source& x, const floa
 #pragma unroll
     for (int s = 0; s < SETS; s++)
         for (int h = 0; h < 2; h++) sums.v[s][h] = fmaf(v[s][h], scale[s], sums.v[s][h]);
+}
+
+// Sixteen columns share a scale: the operand once with each half of its columns.
+template <int SETS, class Source>
+PS_DEVICE void cell_q6_k(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
+    const int g = lane / 4, t = lane % 4;
+    const uint4 s0 = load16(cell + 4096 + g * 32), s1 = load16(cell + 4096 + g * 32 + 16);
+    const u32 scales[2][4] = {{s0.x, s0.y, s0.z, s0.w}, {s1.x, s1.y, s1.z, s1.w}};
+    const u32 d = load4(cell + 4352 + g * 4);
+    float v[SETS][2] = {};
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const uint4 w = load16(cell + i * 512 + lane * 16);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {  // columns 16 half …: lanes t / 2 == half
+            const bool mine = t / 2 == half;
+            const u32 a[4] = {mine ? w.x : 0, mine ? w.y : 0, mine ? w.z : 0, mine ? w.w : 0};
+            const int at = 2 * i + half;
+            const float f0 = static_cast<float>(static_cast<i8>(scales[0][at / 4] >> at % 4 * 8));
+            const float f1 = static_cast<float>(static_cast<i8>(scales[1][at / 4] >> at % 4 * 8));
+#pragma unroll
+            for (int s = 0; s < SETS; s++) {
+                int c[4] = {};
+                mma_bytes(c, a, x.step(s, i));
+                v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), f0, v[s][0]);
+                v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), f1, v[s][1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++) {
+        sums.v[s][0] = fmaf(v[s][0] * low_half(d), scale[s], sums.v[s][0]);
+        sums.v[s][1] = fmaf(v[s][1] * high_half(d), scale[s], sums.v[s][1]);
+    }
 }
 
 // The grid of IQ2_XXS sixteen times, copy c of entry e at (16 e + c) · 8 bytes: lanes never meet in a bank.
@@ -295,6 +331,41 @@ PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const Inpu
         for (int s = 0; s < SETS; s++) {
             const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;  // see PlaneInputs
             mma_halves(c[s], a, load8(at + p.halves_at() + own * p.half_stride() + column * 2 + i * 32 + t * 8));
+        }
+    }
+}
+
+// Two e4m3 numbers as halfs, exact.
+PS_DEVICE u32 halves_of_fp8(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 s; cvt.u16.u32 s, %1; cvt.rn.f16x2.e4m3x2 %0, s; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+PS_DEVICE float power_of_two(u32 e) { return bits_float(e ? e << 23 : 0x00400000u); }  // 2^(e − 127)
+
+// FP8: a cell, 128 columns to an exponent, as halfs.
+template <int SETS>
+PS_DEVICE void cell_fp8(const char* cell, int lane, const char* at, const InputPlan& p, int column, float (&c)[SETS][4]) {
+    const int g = lane / 4, t = lane % 4;
+    const u32 exponents = load4(cell + 4096 + g * 4);  // of row g twice, of row g + 8 twice
+    for (int half = 0; half < 2; half++) {
+        float part[SETS][4] = {};
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const int i = half * 8 + k;
+            const uint2 w = load8(cell + i * 256 + lane * 8);
+            const u32 a[4] = {halves_of_fp8(w.x & 0xffff), halves_of_fp8(w.x >> 16), halves_of_fp8(w.y & 0xffff), halves_of_fp8(w.y >> 16)};
+#pragma unroll
+            for (int s = 0; s < SETS; s++) {
+                const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;  // see PlaneInputs
+                mma_halves(part[s], a, load8(at + p.halves_at() + own * p.half_stride() + column * 2 + i * 32 + t * 8));
+            }
+        }
+        const float e0 = power_of_two(exponents >> half * 8 & 255), e1 = power_of_two(exponents >> (16 + half * 8) & 255);
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            c[s][0] = fmaf(part[s][0], e0, c[s][0]), c[s][1] = fmaf(part[s][1], e0, c[s][1]);
+            c[s][2] = fmaf(part[s][2], e1, c[s][2]), c[s][3] = fmaf(part[s][3], e1, c[s][3]);
         }
     }
 }

@@ -3,8 +3,7 @@
 // Floor: the mixing matrix, 24 × 16384 halfs = 786 KB, and the streams, 64 KB a row in and out: 0.2 µs at 4.5 TB/s.  What counts is
 // the chain of two small kernels: `leave_and_mix` spreads over 64 blocks, `collapse` is one block a row.
 #include "formats.cuh"
-
-constexpr int STREAMS = 4, MIX = 24, PARTIAL = 32;  // 24 products, the sum of squares, padding
+#include "sinkhorn.cuh"
 
 struct Leave {
     const float* streams;  // [rows, 4, hidden], before the sublayer; or null: embeddings
@@ -79,58 +78,15 @@ extern "C" __global__ void __launch_bounds__(256) leave_and_mix(const __grid_con
 
 struct Collapse {
     const float* streams;  // [rows, 4, hidden]
-    const float* partial;  // [blocks, rows, 32]
+    const float* partial;  // [blocks, at least rows, 32]
     const float *base, *scale;  // [24], [3]; for the head [4], [1]
     float* coefficients;   // [rows, 24]
     const float* norm;     // [hidden] or null
     char* image;           // of the normed input, InputPlan {columns, rows, forms}
     float* x;              // [rows, hidden] before the norm, or null
-    int blocks, rows, hidden, columns, forms, head, iterations;
+    int blocks, partial_stride, rows, hidden, columns, forms, head, iterations;
     float eps, hc_eps;
 };
-
-// 1 / v to within one unit in the last place: forty of them follow each other in `sinkhorn`, which brings errors back in.
-PS_DEVICE float inverse_of(float v) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-}
-PS_DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
-
-// One warp, lane 4 i + j of the first sixteen has logit (i, j): the matrix made doubly stochastic, columns last (spec §3.2) → out [16]
-PS_DEVICE void sinkhorn(float logit, int iterations, float eps, int lane, float* scratch, float* out) {
-    float top = fmaxf(logit, __shfl_xor_sync(ALL, logit, 1));
-    top = fmaxf(top, __shfl_xor_sync(ALL, top, 2));
-    const float e = expf(logit - top);
-    float sum = e + __shfl_xor_sync(ALL, e, 1);
-    sum += __shfl_xor_sync(ALL, sum, 2);
-    if (lane < 16) scratch[lane] = e / sum + eps;
-    __syncwarp();
-    if (lane) return;
-    // One lane goes on: sixteen numbers in registers are nearer to each other than in sixteen lanes.
-    float c[4][4];
-#pragma unroll
-    for (int i = 0; i < 16; i++) c[i / 4][i % 4] = scratch[i];
-#pragma unroll 1
-    for (int k = 0; k < iterations; k++) {
-        if (k) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float inverse = inverse_of((c[i][0] + c[i][1]) + (c[i][2] + c[i][3]) + eps);
-#pragma unroll
-                for (int j = 0; j < 4; j++) c[i][j] *= inverse;
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float inverse = inverse_of((c[0][j] + c[1][j]) + (c[2][j] + c[3][j]) + eps);
-#pragma unroll
-            for (int i = 0; i < 4; i++) c[i][j] *= inverse;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) reinterpret_cast<float4*>(out)[i] = {c[i][0], c[i][1], c[i][2], c[i][3]};
-}
 
 constexpr int COLLAPSE_WARPS = 16, MAX_CELLS = 32;
 
@@ -148,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(
         float sums[2] = {0, 0};
 #pragma unroll 2
         for (int b = lane; b < p.blocks; b += WARP) {
-            const float* from = p.partial + (static_cast<size_t>(b) * p.rows + row) * PARTIAL;
+            const float* from = p.partial + static_cast<size_t>(b) * p.partial_stride + row * PARTIAL;
             sums[0] += from[warp];
             sums[1] += from[second < PARTIAL ? second : 0];
         }

@@ -9,9 +9,9 @@ constexpr int INDEX_DIM = 128, WARPS = 8;
 struct Scores {
     const float* q;      // [rows, heads, 128], not yet rotated
     const float* gates;  // [rows, heads], not yet scaled
-    const u16* keys;     // [slots, capacity, 128] f16
-    long long keys_stride;
-    const int *positions, *slots;
+    RowsAt keys;         // [rows, 128] f16
+    const int* positions;
+    const char* const* states;
     const float2* turns;  // [rows, rope / 2]
     float* scores;             // [rows, stride]
     int heads, rope, ratio, stride, enough;  // enough: with so few visible rows all are taken, and scores are not needed
@@ -55,12 +55,12 @@ extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_cons
         }
     }
     __syncthreads();
-    const u16* keys = p.keys + p.slots[row] * p.keys_stride;
+    const char* keys = p.states[row] + p.keys.at;
     for (int first = (blockIdx.x * WARPS + warp) * 8; first < visible; first += gridDim.x * WARPS * 8) {
         uint2 b[8];  // key `first + g`, dims 16 s + 4 t …
 #pragma unroll
         for (int s = 0; s < 8; s++)
-            b[s] = first + g < visible ? load8(keys + static_cast<size_t>(first + g) * INDEX_DIM + s * 16 + t * 4) : uint2{0, 0};
+            b[s] = first + g < visible ? load8(keys + static_cast<size_t>(first + g) * p.keys.apart + s * 32 + t * 8) : uint2{0, 0};
         float score[2] = {0, 0};  // keys 2t, 2t + 1
         for (int m = 0; m < tiles; m++) {
             float c[4] = {}, d[4] = {};

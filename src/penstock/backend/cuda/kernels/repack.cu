@@ -103,6 +103,27 @@ PS_DEVICE void repack(const Repack& p) {
             }
         }
         out16[1152 + g * 4 + t] = static_cast<u16>(src.word16(t / 2, at + t % 2 * 2));
+    } else if constexpr (FORMAT == Q6_K) {
+        const long long at = static_cast<long long>(cell) * 210;
+        for (int i = 0; i < STEPS; i++) {
+            const int side = i / 4, quarter = i % 4;  // 128 columns each, 32 each
+            for (int r = 0; r < 4; r++) {
+                const int half = r % 2, column = 8 * t + r / 2 * 4;
+                const u32 low = src.word32(half, at + side * 64 + quarter % 2 * 32 + column) >> quarter / 2 * 4 & 0x0f0f0f0f;
+                const u32 high = src.word32(half, at + 128 + side * 32 + column) >> quarter * 2 & 0x03030303;
+                out32[i * 128 + lane * 4 + r] = __vsub4(low | high << 4, 0x20202020);
+            }
+        }
+        for (int k = 0; k < 8; k++)  // scales [g][half][16]: lane t writes eight of half t / 2
+            out[4096 + g * 32 + t * 8 + k] = static_cast<u8>(src.byte(t / 2, at + 192 + t % 2 * 8 + k));
+        if (t < 2) out16[2176 + g * 2 + t] = static_cast<u16>(src.word16(t, at + 208));
+    } else if constexpr (FORMAT == FP8) {
+        for (int i = 0; i < 16; i++)
+            for (int r = 0; r < 4; r++) {
+                const long long at = static_cast<long long>(cell) * 258 + i / 8 * 129 + 1 + i % 8 * 16 + 4 * t + r / 2 * 2;
+                out16[i * 128 + lane * 4 + r] = static_cast<u16>(src.word16(r % 2, at));
+            }
+        out[4096 + g * 4 + t] = static_cast<u8>(src.byte(t / 2, static_cast<long long>(cell) * 258 + t % 2 * 129));
     } else if constexpr (FORMAT == MXFP4) {
         for (int i = 0; i < STEPS; i++) {
             const long long at = (static_cast<long long>(cell) * STEPS + i) * 17;
@@ -135,3 +156,5 @@ REPACK(Q4_K, q4_k)
 REPACK(MXFP4, mxfp4)
 REPACK(BF16, bf16)
 REPACK(F32, f32)
+REPACK(Q6_K, q6_k)
+REPACK(FP8, fp8_128)

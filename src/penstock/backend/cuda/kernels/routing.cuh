@@ -26,8 +26,8 @@ struct Chosen {
 
 __device__ __noinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
 
-// One warp, one row: the best `count` of score + bias, ties to the lower id, or the table's.
-PS_DEVICE void choose_row(const Routing& r, int row, int lane, Chosen& out) {
+// One warp, one row: the best `count` of score + bias, ties to the lower id, or the table's → ids and weights [count]
+PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights) {
     const float* logits = r.logits + static_cast<size_t>(row) * r.experts;
     int mine = 0;  // lane k: the id of place k
     if (r.table) {
@@ -58,15 +58,15 @@ PS_DEVICE void choose_row(const Routing& r, int row, int lane, Chosen& out) {
     float sum = 1e-20f;
     for (int k = 0; k < r.count; k++) sum += __shfl_sync(ALL, score, k);
     if (lane < r.count) {
-        out.ids[row][lane] = mine;
-        out.weights[row][lane] = (r.normalize ? score / sum : score) * r.scale;
+        ids[lane] = mine;
+        weights[lane] = (r.normalize ? score / sum : score) * r.scale;
     }
 }
 
 // All threads of a block, `here` in shared memory, `to` where the next kernels read.  Pair i is (row i / 8, place i % 8).
 PS_DEVICE void choose(const Routing& r, int rows, Chosen& here, Chosen* to) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    for (int row = warp; row < rows; row += warps) choose_row(r, row, lane, here);
+    for (int row = warp; row < rows; row += warps) choose_row(r, row, lane, here.ids[row], here.weights[row]);
     __syncthreads();
     if (warp) return;
     const int pairs = rows * MAX_COUNT;

@@ -10,25 +10,26 @@
 
 constexpr int THREADS = 512;
 
+constexpr int MAX_DIM = 2048;
+
 struct Compressor {
     const float *values, *scores;  // [rows, width] each: projections of this step's tokens; null: there is none
     const float* ape;              // [ratio, width]
     const float* norm;             // [dim]
-    float* frontier;               // [slots, capacity, 2 · width]: values, scores (with ape) of position p at p % capacity
-    u16* rows;                     // [slots, rows_capacity, dim] f16
-    long long rows_stride;         // elements of a slot
-    int width, dim, ratio, capacity;  // capacity ≥ 2 · ratio + 7
+    RowsAt frontier;               // [capacity, 2 · width] floats: values, scores (with ape) of position p at p % capacity
+    RowsAt rows;                   // [rows, dim]
+    int width, dim, ratio, values_stride, scores_stride;
 };
 
 struct Remember {
-    const float* kv;    // [rows, dim]
+    const float* kv;    // [rows, kv_stride]
     const float* norm;  // [dim]
-    u16* window;        // [slots, window_capacity, dim] f16
-    long long window_stride;
-    const int *positions, *slots;  // [rows]
-    const float* frequencies;      // [rope / 2]
+    RowsAt window;      // [capacity, dim]
+    const int* positions;      // [rows]
+    char* const* states;       // [rows]
+    const float* frequencies;  // [rope / 2]
     Compressor compressors[2];
-    int dim, rope, window_capacity, rows;
+    int dim, rope, kind, rows, kv_stride;  // kind: of window and compressed rows
     float eps;
 };
 
@@ -43,10 +44,11 @@ struct Turns {
 extern "C" __global__ void make_turns(const __grid_constant__ Turns p) {
     let_next_start();
     wait_for_previous();
-    if (threadIdx.x >= p.half) return;
-    double sine, cosine;
-    sincos(static_cast<double>(p.positions[blockIdx.x]) * static_cast<double>(p.frequencies[threadIdx.x]), &sine, &cosine);
-    p.turns[blockIdx.x * p.half + threadIdx.x] = {static_cast<float>(cosine), static_cast<float>(sine)};
+    for (int i = threadIdx.x; i < p.half; i += blockDim.x) {
+        double sine, cosine;
+        sincos(static_cast<double>(p.positions[blockIdx.x]) * static_cast<double>(p.frequencies[i]), &sine, &cosine);
+        p.turns[blockIdx.x * p.half + i] = {static_cast<float>(cosine), static_cast<float>(sine)};
+    }
 }
 
 PS_DEVICE float block_sum(float v, float* scratch) {
@@ -60,60 +62,63 @@ PS_DEVICE float block_sum(float v, float* scratch) {
     return sum;
 }
 
-// row [dim] in shared memory: norm, rotation of the last `rope` dims by `position`, f16 → out
+// row [dim] in shared memory: norm, rotation of the last `rope` dims by `position` → out
 PS_DEVICE void norm_rotate_store(float* row, const float* norm, int dim, int rope, const float* frequencies, int position, float eps,
-                                 float* scratch, u16* out) {
-    const int i = threadIdx.x;
-    const float v = i < dim ? row[i] : 0.0f;
-    const float factor = 1.0f / sqrtf(block_sum(v * v, scratch) / static_cast<float>(dim) + eps);
-    if (i < dim) row[i] = v * factor * norm[i];
+                                 float* scratch, char* out, int kind) {
+    float squares = 0;
+    for (int i = threadIdx.x; i < dim; i += THREADS) squares += row[i] * row[i];
+    const float factor = 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(dim) + eps);
+    for (int i = threadIdx.x; i < dim; i += THREADS) row[i] = row[i] * factor * norm[i];
     __syncthreads();
-    if (i < dim - rope) out[i] = float_to_half(row[i]);
-    if (i < rope / 2) {
+    for (int i = threadIdx.x; i < dim - rope; i += THREADS) store_row(out, kind, i, row[i]);
+    for (int i = threadIdx.x; i < rope / 2; i += THREADS) {
         double sine, cosine;
         sincos(static_cast<double>(position) * static_cast<double>(frequencies[i]), &sine, &cosine);
         const float s = static_cast<float>(sine), c = static_cast<float>(cosine);
         const float a = row[dim - rope + 2 * i], b = row[dim - rope + 2 * i + 1];
-        out[dim - rope + 2 * i] = float_to_half(a * c - b * s);
-        out[dim - rope + 2 * i + 1] = float_to_half(a * s + b * c);
+        store_row(out, kind, dim - rope + 2 * i, a * c - b * s);
+        store_row(out, kind, dim - rope + 2 * i + 1, a * s + b * c);
     }
 }
 
 // grid: (1 + compressors, rows)
 extern "C" __global__ void __launch_bounds__(THREADS) remember(const __grid_constant__ Remember p) {
-    __shared__ float row[THREADS], scratch[THREADS / WARP];
+    __shared__ float row[MAX_DIM], scratch[THREADS / WARP];
     let_next_start();
     wait_for_previous();
-    const int r = blockIdx.y, position = p.positions[r], slot = p.slots[r], i = threadIdx.x;
+    const int r = blockIdx.y, position = p.positions[r];
+    char* state = p.states[r];
     if (blockIdx.x == 0) {
-        if (i < p.dim) row[i] = p.kv[static_cast<size_t>(r) * p.dim + i];
-        u16* out = p.window + slot * p.window_stride + static_cast<size_t>(position % p.window_capacity) * p.dim;
-        norm_rotate_store(row, p.norm, p.dim, p.rope, p.frequencies, position, p.eps, scratch, out);
+        for (int i = threadIdx.x; i < p.dim; i += THREADS) row[i] = p.kv[static_cast<size_t>(r) * p.kv_stride + i];
+        char* out = state + p.window.at + static_cast<size_t>(position % p.window.capacity) * p.window.apart;
+        norm_rotate_store(row, p.norm, p.dim, p.rope, p.frequencies, position, p.eps, scratch, out, p.kind);
         return;
     }
     const Compressor& c = p.compressors[blockIdx.x - 1];
     if (!c.values) return;
-    float* frontier = c.frontier + static_cast<size_t>(slot) * c.capacity * 2 * c.width;
-    for (int k = i; k < c.width; k += THREADS) {
-        float* to = frontier + static_cast<size_t>(position % c.capacity) * 2 * c.width;
-        to[k] = c.values[static_cast<size_t>(r) * c.width + k];
-        to[c.width + k] = c.scores[static_cast<size_t>(r) * c.width + k] + c.ape[static_cast<size_t>(position % c.ratio) * c.width + k];
+    auto frontier = [&](int at) {
+        return reinterpret_cast<float*>(state + c.frontier.at + static_cast<size_t>(at % c.frontier.capacity) * c.frontier.apart);
+    };
+    for (int k = threadIdx.x; k < c.width; k += THREADS) {
+        float* to = frontier(position);
+        to[k] = c.values[static_cast<size_t>(r) * c.values_stride + k];
+        to[c.width + k] = c.scores[static_cast<size_t>(r) * c.scores_stride + k] + c.ape[static_cast<size_t>(position % c.ratio) * c.width + k];
     }
     if ((position + 1) % c.ratio) return;
     const int window = position / c.ratio, begin = window * c.ratio;
     const bool overlap = c.width > c.dim;  // the window before speaks through the first series, this one through the second
-    if (i < c.dim) {
+    for (int i = threadIdx.x; i < c.dim; i += THREADS) {
         auto candidate = [&](int p_, float& value, float& score) {
             const int column = overlap && p_ >= begin ? c.dim + i : i;
             int from = -1;
             for (int k = 0; k <= r; k++)
-                if (p.slots[k] == slot && p.positions[k] == p_) from = k;
+                if (p.states[k] == state && p.positions[k] == p_) from = k;
             if (from >= 0) {
-                value = c.values[static_cast<size_t>(from) * c.width + column];
-                score = c.scores[static_cast<size_t>(from) * c.width + column] +
+                value = c.values[static_cast<size_t>(from) * c.values_stride + column];
+                score = c.scores[static_cast<size_t>(from) * c.scores_stride + column] +
                         c.ape[static_cast<size_t>(p_ % c.ratio) * c.width + column];
             } else {
-                const float* at = frontier + static_cast<size_t>(p_ % c.capacity) * 2 * c.width + column;
+                const float* at = frontier(p_) + column;
                 value = at[0], score = at[c.width];
             }
         };
@@ -133,6 +138,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) remember(const __grid_cons
         row[i] = mean / sum;
     }
     __syncthreads();
-    u16* out = c.rows + slot * c.rows_stride + static_cast<size_t>(window) * c.dim;
-    norm_rotate_store(row, c.norm, c.dim, p.rope, p.frequencies, begin, p.eps, scratch, out);
+    char* out = state + c.rows.at + static_cast<size_t>(window) * c.rows.apart;
+    norm_rotate_store(row, c.norm, c.dim, p.rope, p.frequencies, begin, p.eps, scratch, out, p.kind);
 }

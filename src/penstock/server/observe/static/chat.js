@@ -90,7 +90,7 @@ export class Chat {
     const frames = new Frames(() => this.stick(() => view.update(true)));
     frames.ask();
     try {
-      const body = { messages: this.request(), stream: true, ...this.settings.fieldsOfRequest() };
+      const body = { messages: this.request(), stream: true, return_progress: true, ...this.settings.fieldsOfRequest() };
       const response = await call("/v1/chat/completions", { body, signal: stopping.signal });
       for await (const chunk of eventsOf(response)) {
         take(message, chunk);
@@ -102,6 +102,7 @@ export class Chat {
     } finally {
       frames.end();
       delete message.began;
+      delete message.progress;
       if (this.running === stopping) {
         this.running = null;
         this.busy(false);
@@ -199,7 +200,7 @@ class Frames {
 }
 
 // Adds a piece of a stream to the answer.
-function take(message, { choices, timings, error }) {
+function take(message, { choices, timings, prompt_progress, error }) {
   if (error) throw new Error(error.message);
   const [choice] = choices;
   if (!choice) return;
@@ -214,6 +215,7 @@ function take(message, { choices, timings, error }) {
     if (id) message.calls[index] = { id, name: piece.name, arguments: "" };
     message.calls[index].arguments += piece.arguments;
   }
+  message.progress = prompt_progress ?? (reasoning_content || content ? undefined : message.progress);
   message.finish = choice.finish_reason;
   message.timings = timings ?? message.timings;
 }

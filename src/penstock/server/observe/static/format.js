@@ -10,6 +10,14 @@ export function short(value) {
   return value.toFixed(size >= 100 || size === 0 ? 0 : size >= 10 ? 1 : 2);
 }
 
+// 97 → "1:37"
+export function duration(seconds) {
+  const whole = Math.round(seconds);
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const padded = (value) => String(value).padStart(2, "0");
+  return hours ? `${hours}:${padded(minutes)}:${padded(rest)}` : `${minutes}:${padded(rest)}`;
+}
+
 export const count = (value) => Math.round(value).toLocaleString("en");
 
 // [number, unit]

@@ -1,7 +1,7 @@
 // One message of a conversation as it is shown; an answer is shown while it comes.
 
 import { copyButton, element } from "./dom.js";
-import { count, short } from "./format.js";
+import { count, duration, short } from "./format.js";
 import { Markdown } from "./markdown.js";
 
 export function userView(message, { onedit }) {
@@ -23,6 +23,7 @@ export class AnswerView {
     this.text = element("div", { class: "text" });
     this.markdown = new Markdown(this.text);
     this.cards = element("div", { class: "calls" });
+    this.reading = element("p", { class: "reading", "aria-live": "off", hidden: true }); // many times a minute
     this.failure = element("p", { class: "error", role: "alert", hidden: true });
     this.note = element("span", { class: "note" });
     const retry = element("button", { class: "quiet retry", type: "button", onclick: onretry }, "Retry");
@@ -31,6 +32,7 @@ export class AnswerView {
       "article",
       { class: "message answer", "aria-label": "Answer" },
       this.thinking,
+      this.reading,
       this.text,
       this.cards,
       this.failure,
@@ -45,6 +47,7 @@ export class AnswerView {
     const speaks = Boolean(content || calls.length);
     this.element.classList.toggle("waiting", streaming && !reasoning && !speaks);
     this.element.classList.toggle("streaming", streaming);
+    this.read(streaming && !reasoning && !speaks);
     this.think(streaming && !speaks);
     this.markdown.show(content);
     for (const call of calls.slice(this.calls.length)) this.calls.push(new CallCard(call, this.cards));
@@ -54,6 +57,13 @@ export class AnswerView {
     this.failure.textContent = error ?? "";
     this.actions.hidden = streaming;
     this.note.textContent = note(this.message);
+  }
+
+  // How far the prompt is read, while there is nothing else to show.
+  read(waits) {
+    const { progress } = this.message;
+    this.reading.hidden = !(waits && progress);
+    if (!this.reading.hidden) this.reading.textContent = reading(progress);
   }
 
   think(live) {
@@ -110,6 +120,13 @@ function pretty(json) {
   } catch {
     return json; // not whole yet, or not JSON at all
   }
+}
+
+function reading({ processed, total, cache, time_ms }) {
+  const rate = (1000 * (processed - cache)) / time_ms;
+  const words = [`Reading ${count(processed)} of ${count(total)} tokens`];
+  if (rate > 0 && Number.isFinite(rate)) words.push(`${short(rate)} tok/s`, `${duration((total - processed) / rate)} left`);
+  return words.join(" · ");
 }
 
 const ENDS = { length: "cut at the limit", stopped: "stopped" };

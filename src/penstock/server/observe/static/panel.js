@@ -19,8 +19,10 @@ const TIERS = {
   experts: "Experts",
   dense: "Dense weights",
   sessions: "Sessions",
+  requests: "Requests",
   work: "Working memory",
   program: "Program",
+  gpu: "The whole GPU",
   disk: "Sessions on disk",
 };
 
@@ -111,14 +113,13 @@ export class Panel {
 
   // ── memory ───────────────────────────────────────────────────────────────────────────────────────────
 
-  memory({ memory, about }) {
+  memory({ memory, about, resident }) {
     const tiers = Object.entries(TIERS).filter(([name]) => memory[name]);
-    const inMemory = tiers.filter(([name]) => name !== "disk");
+    const inMemory = tiers.filter(([name]) => name !== "disk" && name !== "gpu");
     const used = inMemory.reduce((sum, [name]) => sum + memory[name].used, 0);
     const whole = Math.max(used, about.budget ?? inMemory.reduce((sum, [name]) => sum + memory[name].limit, 0));
-    byId("memory-summary").textContent = about.budget
-      ? `${bytes(used)} of ${bytes(about.budget)}`
-      : `${bytes(used)}, no budget`;
+    const planned = about.budget ? `${bytes(used)} of ${bytes(about.budget)}` : `${bytes(used)}, no budget`;
+    byId("memory-summary").textContent = resident === null ? planned : `${planned}, really ${bytes(resident)}`;
     byId("memory-bar").replaceChildren(
       ...inMemory.filter(([name]) => memory[name].used).map(([name]) => {
         const part = element("i", { class: `tier-${name}` });

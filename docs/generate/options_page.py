@@ -1,4 +1,4 @@
-"""docs/options.md, made from the declarations: `make docs` writes it, and a test fails when it is stale."""
+"""docs/options.md, made from the declarations of options."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -68,7 +68,3 @@ def _written(option: Option, value: Any) -> str:
     if value is None or value == ():
         return f"None: {option.unset}" if option.unset else "none"
     return f"`{option.kind.write(value)}`"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -1,12 +1,14 @@
 // Products with weights that were decoded to float32.
-#include "dot.h"
-#include "step_bytes.h"
-#include "weight_rows.h"
+#pragma once
 
-i64 decoded_floats(i64 columns) { return slab_rows(columns) * columns; }
+#include "../dot.h"
+#include "../kernels.h"
+#include "../step_kernels.h"
+
+namespace {
 
 // Inputs three at a time, as in dot_all, wherever their rows lie.
-PS_DISPATCH void multiply_floats(const Inputs& in, const float* w, i64 n, float* out, i64 out_stride) {
+void multiply_floats(const Inputs& in, const float* w, i64 n, float* out, i64 out_stride) {
     const i64 k = in.columns;
     i64 i = 0;
     for (; i + 3 <= in.rows; i += 3) {
@@ -19,3 +21,5 @@ PS_DISPATCH void multiply_floats(const Inputs& in, const float* w, i64 n, float*
         dot_strip<1>(x, w, k, n, k, out + i * out_stride, out_stride);
     }
 }
+
+}  // namespace

@@ -1,11 +1,13 @@
-// Apart from feed_forward.cpp, which is compiled without contraction.
-#include "swiglu.h"
+// The activation inside an expert.
+#pragma once
 
 #include <cfloat>
 
-#include "simd.h"
+#include "../step_kernels.h"
 
-PS_KERNEL void ps_swiglu(const float* gate, const float* up, i64 n, float limit, float* out) {
+namespace {
+
+void swiglu(const float* gate, const float* up, i64 n, float limit, float* out) {
     const vf high = splat(limit), low = splat(-limit), least = splat(-FLT_MAX);
     for (i64 i = 0; i < n; i += LANES) {
         vf g = load(gate + i, n - i), u = load(up + i, n - i);
@@ -16,3 +18,5 @@ PS_KERNEL void ps_swiglu(const float* gate, const float* up, i64 n, float limit,
         store(out + i, g / (1.0f + exponential(-g)) * u, n - i);
     }
 }
+
+}  // namespace

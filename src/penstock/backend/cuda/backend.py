@@ -1,0 +1,182 @@
+"""A CUDA card as a backend."""
+
+from collections.abc import Callable, Sequence
+from mmap import PAGESIZE
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+import torch
+from numpy.typing import NDArray
+
+from penstock.backend.base import (
+    Bytes,
+    DeviceBackend,
+    DeviceExpert,
+    DeviceSpeeds,
+    DeviceWeight,
+    ExpertTable,
+    Sampling,
+)
+from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
+from penstock.backend.cuda.device import Card, CudaError, card, free_memory, measure, translated
+from penstock.backend.cuda.memory import device_pages
+from penstock.backend.cuda.placed import (
+    CudaExpert,
+    CudaExpertStack,
+    CudaWeight,
+    packed_bytes,
+    packed_kind,
+    stack_bytes,
+)
+from penstock.backend.cuda.prefill_products import prepare
+from penstock.backend.cuda.sample import CudaSampling
+from penstock.backend.cuda.states import CudaStates, SlotLayout
+from penstock.backend.state import StateLayout, StatePool
+from penstock.machine.gpu import read_gpu_memory
+from penstock.weights.config import ModelConfig
+from penstock.weights.tensor import TensorInfo
+
+if TYPE_CHECKING:
+    from penstock.backend.cuda.deepseek_v4.ops import CudaOps
+
+# The driver's context, kernels, graphs and what torch's allocator rounds up to.
+PROGRAM: Final = 1 << 30
+
+
+class CudaBackend(DeviceBackend):
+    """index: which card; sampling: what chooses tokens from logits on the host."""
+
+    name = "cuda"
+
+    def __init__(self, index: int, sampling: Sampling):
+        if not torch.cuda.is_available():
+            raise CudaError("this torch cannot use the GPU: it was built without CUDA, or for another driver")
+        self.index = index
+        self.activate()
+        self.sampling = CudaSampling(sampling)
+        self.card: Card = card()
+        if self.card.capability < (9, 0):
+            major, minor = self.card.capability
+            raise CudaError(
+                f"{self.card.name} has compute capability {major}.{minor}; the kernels need 9.0 (Hopper) or later"
+            )
+        self.long_steps = False  # what `step_rows` found last
+        self.steps = {"repeated": 0, "launched": 0}
+        self._pools: WeakSet[CudaStates] = WeakSet()
+
+    def activate(self) -> None:
+        """Makes the card the calling thread's own."""
+        torch.cuda.set_device(self.index)
+
+    def count_step(self, recorded: bool) -> None:
+        self.steps["repeated" if recorded else "launched"] += 1
+
+    @property
+    def description(self) -> str:
+        major, minor = self.card.capability
+        return f"{self.card.name}, {self.card.memory / 2**30:.0f} GiB, compute capability {major}.{minor}"
+
+    def speeds(self) -> DeviceSpeeds:
+        self.activate()
+        with translated("measuring the GPU"):
+            return DeviceSpeeds(*measure())
+
+    def stats(self) -> dict[str, Any]:
+        counted = read_gpu_memory(self.index)
+        return {
+            "name": self.card.name,
+            "memory_bytes": self.card.memory if counted is None else counted.total,
+            "used_bytes": None if counted is None else counted.total - counted.free,
+            "session_bytes": sum(pool.committed for pool in self._pools),
+            "steps_repeated": self.steps["repeated"],
+            "steps_launched": self.steps["launched"],
+        }
+
+    def weight(self, info: TensorInfo) -> CudaWeight:
+        self.activate()
+        return CudaWeight(info)
+
+    def expert(self, gate: DeviceWeight, up: DeviceWeight, down: DeviceWeight) -> DeviceExpert:
+        assert isinstance(gate, CudaWeight)
+        assert isinstance(up, CudaWeight)
+        assert isinstance(down, CudaWeight)
+        with translated("an expert"):
+            return CudaExpert(gate, up, down)
+
+    def expert_table(self, experts: int) -> ExpertTable:
+        raise NotImplementedError("experts of a card come in stacks")
+
+    def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> CudaExpertStack:
+        self.activate()
+        with translated("experts"):
+            stack = CudaExpertStack(experts, used)
+        if self.long_steps:
+            prepare((m.kind, m.paired) for m in (stack.gate_up, stack.down) if m is not None)
+        return stack
+
+    def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
+        return stack_bytes(experts, used)
+
+    def weight_bytes(self, info: TensorInfo) -> int:
+        return packed_bytes(packed_kind(info), *info.shape)
+
+    def states(self, layout: StateLayout) -> CudaStates:
+        self.activate()
+        pool = CudaStates(layout, device_pages(self.index))
+        self._pools.add(pool)
+        return pool
+
+    def state_bytes(self, layout: StateLayout, position: int) -> int:
+        page = device_pages(self.index).size
+        return SlotLayout(layout, page).committed(position, page)
+
+    def limit(self, states: StatePool, nbytes: int) -> None:
+        assert isinstance(states, CudaStates)
+        states.limit = nbytes
+
+    def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
+        # The tensor cores of later cards have other instructions.
+        self.long_steps = self.card.capability == (9, 0) and takes_long_steps(config, kv_dtype, experts)
+        return LONG_ROWS if self.long_steps else STEP_ROWS
+
+    @property
+    def free_bytes(self) -> int:
+        self.activate()
+        return free_memory() + torch.cuda.memory_reserved() + sum(pool.committed for pool in self._pools)
+
+    def staging(self, nbytes: int) -> Bytes:
+        pinned: Bytes = torch.empty(nbytes + PAGESIZE, dtype=torch.uint8).pin_memory().numpy()
+        start = -pinned.ctypes.data % PAGESIZE  # direct reads begin at whole pages
+        return pinned[start : start + nbytes]
+
+    def fence(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def host(self, array: Any) -> NDArray[Any]:
+        from penstock.backend.cuda.deepseek_v4.hyper import Streams
+        from penstock.backend.cuda.deepseek_v4.long_steps import LongStreams
+
+        with translated("reading from the GPU"):
+            found = array.settle() if isinstance(array, Streams | LongStreams) else array
+            copied: NDArray[Any] = found.cpu().numpy()
+        return copied
+
+    def check(self) -> None:
+        """Errors of kernels show when their results are fetched."""
+
+    def release(self) -> None:
+        """Gives memory that nobody uses back to the driver."""
+        self.activate()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    @property
+    def program_bytes(self) -> int:
+        return PROGRAM
+
+    def deepseek_v4(self) -> "type[CudaOps]":
+        from penstock.backend.cuda.deepseek_v4.ops import CudaOps
+
+        return CudaOps

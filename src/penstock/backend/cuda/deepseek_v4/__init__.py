@@ -1,0 +1,1 @@
+"""The ops of DeepSeek-V4 on a card."""

@@ -1,0 +1,200 @@
+"""The router, routed experts and the shared one."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import ExpertLease
+from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
+from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
+from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
+from penstock.backend.cuda.dense import Dense
+from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, address, forms_of, input_bytes
+from penstock.backend.cuda.placed import CudaExpert, CudaExpertStack, CudaWeight, vector
+from penstock.backend.cuda.plain import PlainExperts, Route
+from penstock.backend.cuda.prefill_experts import Groups, run_experts
+from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_swiglu, prepare
+from penstock.backend.cuda.routing import Router
+from penstock.weights import types
+
+
+class Routed(NamedTuple):
+    """Rows whose experts are still to be chosen: that is one product with the shared expert's first."""
+
+    router: "CudaRouter"
+    batch: Batch
+
+
+class CudaRouter(v4.Router):
+    def __init__(self, spec: v4.RouterSpec, memory: StepMemory):
+        assert isinstance(spec.gate, CudaWeight)
+        self.spec, self.memory = spec, memory
+        self.gate = spec.gate.packed()
+        self.bias = None if spec.bias is None else vector(spec.bias)
+        self.table = None if spec.table is None else torch.from_numpy(spec.table.astype(np.int32)).cuda()
+
+    def run(self, x: SublayerInput | HalfRows, batch: Batch) -> tuple[Routed, None]:
+        del x  # the experts have it too
+        return Routed(self, batch), None
+
+    def guess(self, x: SublayerInput, batch: Batch) -> NDArray[np.int64]:
+        raise NotImplementedError("experts of a card are all there: nobody guesses")
+
+
+class CudaExperts(v4.Experts):
+    def __init__(self, spec: v4.ExpertsSpec, memory: StepMemory):
+        assert isinstance(spec.shared, CudaExpert)
+        self._spec, self._shared, self._memory = spec, spec.shared, memory
+        self._made: dict[int, tuple[int, list[Launch]]] = {}
+        if memory.long.expected:
+            prepare([(spec.shared.gate_up.kind, True), (spec.shared.down.kind, False)])
+
+    def run(
+        self, x: SublayerInput | HalfRows, ids: Routed, weights: None, lease: ExpertLease
+    ) -> torch.Tensor:
+        del weights  # chosen with the ids
+        if isinstance(x, HalfRows):
+            (stack,) = lease.in_order()
+            assert isinstance(stack, CudaExpertStack)
+            assert isinstance(ids.batch, LongBatch)
+            return self._run_long(x, ids.router, ids.batch, stack)
+        rows = x.rows
+        if rows not in self._made:
+            (stack,) = lease.in_order()
+            assert isinstance(stack, CudaExpertStack)
+            self._made[rows] = smaller_pieces(lambda size: self._make(size, x, ids.router, stack))
+            run(self._made[rows][1])
+        else:
+            size, launches = self._made[rows]
+            x.images(self._forms(min(size, rows), ids.router, lease), size)
+            run(launches)
+        return self._memory.workspace.take("experts", self._spec.hidden)[:rows]
+
+    def _run_long(
+        self, x: HalfRows, router: CudaRouter, batch: LongBatch, stack: CudaExpertStack
+    ) -> torch.Tensor:
+        spec, shared, memory, rows = self._spec, self._shared, batch.memory, batch.rows
+        assert stack.gate_up is not None
+        assert stack.down is not None
+        routing, width = router.spec, stack.gate_up.rows
+        logits = memory.take("router logits", rows, router.gate.rows)
+        multiply([router.gate], x, [logits], planes=x.planes)  # choices are discrete: all bits that there are
+        groups = Groups(rows, routing.count, router.gate.rows)
+        tokens = batch.tokens if router.table is not None else None
+        groups.route(logits, routing.scale, router.bias, router.table, tokens, routing.normalize)
+        inner = memory.halves("shared inner", rows, shared.gate_up.rows)
+        multiply_swiglu(shared.gate_up, x, inner, spec.shared_limit)
+        beside = memory.take("shared expert", rows, spec.hidden)
+        multiply([shared.down], inner, [beside])
+        items = rows * routing.count
+        acts, terms = memory.halves("acts", items, width), memory.take("terms", items, spec.hidden)
+        out = memory.take("experts", rows, spec.hidden)
+        run_experts(stack.gate_up, stack.down, x, groups, spec.limit, acts, terms, beside, out)
+        return out
+
+    def _forms(self, rows: int, router: CudaRouter, lease: ExpertLease) -> int:
+        (stack,) = lease.in_order()
+        assert isinstance(stack, CudaExpertStack)
+        kinds = [self._shared.gate_up.kind, router.gate.kind]
+        routed = forms_of([stack.gate_up.kind], rows) if stack.gate_up is not None else FLOATS
+        return forms_of(kinds, rows) | routed
+
+    def _make(
+        self, size: int, x: SublayerInput, router: CudaRouter, stack: CudaExpertStack
+    ) -> tuple[int, list[Launch]]:
+        spec, launches = self._spec, list[Launch]()
+        kinds = [self._shared.gate_up.kind, router.gate.kind]
+        rows = min(size, x.rows)
+        routed = forms_of([stack.gate_up.kind], rows) if stack.gate_up is not None else FLOATS
+        for a, b, image in x.images(forms_of(kinds, rows) | routed, size):
+            out = self._memory.workspace.take("experts", spec.hidden)[a:b]
+            launches += (
+                self._fast(a, b, image, out, router, stack)
+                if stack.fast
+                else self._plain(a, b, image, out, router, stack)
+            )
+        return size, launches
+
+    def _fast(
+        self, a: int, b: int, image: Image, out: torch.Tensor, router: CudaRouter, stack: CudaExpertStack
+    ) -> list[Launch]:  # fmt: skip
+        spec, rows, shared, workspace = self._spec, b - a, self._shared, self._memory.workspace
+        assert stack.gate_up is not None
+        assert stack.down is not None
+        routing, width = router.spec, stack.gate_up.rows
+        logits = workspace.take("router logits", router.gate.rows)[a:b]
+        tokens = self._memory.tokens[a:b] if router.table is not None else None
+        chosen = Router(
+            logits, routing.count, routing.scale, router.bias, router.table, tokens, routing.normalize
+        )
+        acts = workspace.once(
+            ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
+        )
+        gate_up = GateUp(stack.gate_up, chosen, image, acts, rows, limit=spec.limit)
+        together = (
+            shared.gate_up.kind is types.Q8_0
+            and shared.down.kind is types.Q8_0
+            and shared.gate_up.rows == width
+        )
+        if (
+            together
+        ):  # the shared expert's first product decides too, and its second is in the routed ones' last
+            inner = workspace.once(("shared acts", a, rows, width), lambda: DigitVectors(rows, width))
+            first = Dense(
+                [shared.gate_up, router.gate], image, [inner.values, logits], rows, digits=inner,
+                limit=spec.shared_limit, router=chosen,
+            )  # fmt: skip
+            return [first, gate_up, Down(stack.down, chosen, acts, out, rows, shared.down, inner)]
+        beside = workspace.take("shared expert", spec.hidden)[a:b]
+        first = Dense([router.gate], image, [logits], rows, router=chosen)
+        return [
+            *self._shared_alone(a, b, image, beside),
+            first,
+            gate_up,
+            Down(stack.down, chosen, acts, out, rows),
+            _Add(out, beside),
+        ]
+
+    def _shared_alone(self, a: int, b: int, image: Image, out: torch.Tensor) -> list[Launch]:
+        shared, rows = self._shared, b - a
+        width = shared.gate_up.rows
+        inner = self._memory.workspace.take("shared inner", -(-width // 8) * 8)[a:b, :width]
+        return [
+            Dense([shared.gate_up], image, [inner], rows, limit=self._spec.shared_limit),
+            Dense([shared.down], inner, [out], rows),
+        ]
+
+    def _plain(
+        self, a: int, b: int, image: Image, out: torch.Tensor, router: CudaRouter, stack: CudaExpertStack
+    ) -> list[Launch]:  # fmt: skip
+        spec, rows, workspace, routing = self._spec, b - a, self._memory.workspace, router.spec
+        logits = workspace.take("router logits", router.gate.rows)[a:b]
+        ids = workspace.take("expert ids", routing.count, dtype=torch.int32)[a:b]
+        weights = workspace.take("expert weights", routing.count)[a:b]
+        beside = workspace.take("shared expert", spec.hidden)[a:b]
+        acts = workspace.take("plain acts", routing.count, stack.plain[0].rows)[a:b]
+        tokens = self._memory.tokens[a:b] if router.table is not None else None
+        # The floats are the last of an image's forms.
+        before = input_bytes(image.columns, rows, image.forms) - input_bytes(image.columns, rows, FLOATS)
+        x = (address(image.data) + before, 4 * image.columns + 32)
+        return [
+            *self._shared_alone(a, b, image, beside),
+            Dense([router.gate], image, [logits], rows),
+            Route(logits, ids, weights, routing.scale, routing.normalize, router.bias, router.table, tokens),
+            PlainExperts(stack.plain, x, ids, weights, beside, acts, out, spec.limit),
+        ]
+
+
+class _Add:
+    """a += b"""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor):
+        self._a, self._b = a, b
+
+    def launch(self, overlap: bool = True) -> None:
+        del overlap  # torch has no word for it
+        self._a.add_(self._b)

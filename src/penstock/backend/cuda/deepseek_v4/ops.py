@@ -1,0 +1,153 @@
+"""How a step begins, is recorded and repeated, and the makers of its ops."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import torch
+
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import Backend, DeviceWeight
+from penstock.backend.cuda.backend import CudaBackend
+from penstock.backend.cuda.deepseek_v4.attention import CudaAttention
+from penstock.backend.cuda.deepseek_v4.batch import BUCKETS, Batch, StepMemory
+from penstock.backend.cuda.deepseek_v4.ends import CudaEmbedding, CudaHead, CudaJoin
+from penstock.backend.cuda.deepseek_v4.experts import CudaExperts, CudaRouter
+from penstock.backend.cuda.deepseek_v4.hyper import CudaHyper, Streams
+from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch, LongStreams
+from penstock.backend.cuda.deepseek_v4.sizes import STEP_ROWS, step_bytes
+from penstock.backend.cuda.device import translated
+from penstock.backend.cuda.launch import Recorded
+from penstock.backend.cuda.states import CudaStates
+from penstock.backend.state import StatePool, Step
+from penstock.weights.checkpoint import Checkpoint
+
+CUTS: Final = (2, 8)  # blocks before which a graph is cut: a short one is launched sooner than a long one
+
+T = TypeVar("T")
+
+
+class CudaOps(v4.Ops):
+    def __init__(self, backend: Backend, pool: StatePool):
+        assert isinstance(backend, CudaBackend)
+        assert isinstance(pool, CudaStates)
+        self._backend, self._pool = backend, pool
+        backend.activate()
+        self._memory = StepMemory(pool, STEP_ROWS)
+        self._memory.long.prepare(backend.long_steps)
+        self._streams: dict[int, Streams] = {}
+        self._shape = (0, 0)  # of streams
+        self._blocks = 0
+        self._graphs: dict[tuple[int, range], Recorded] = {}
+        self._ends: dict[tuple[int, range], int] = {}  # in which buffer the streams are in the end
+
+    @staticmethod
+    def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int) -> int:
+        del backend  # every card takes the same
+        return step_bytes(checkpoint, rows)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, step: Step, blocks: range) -> Batch:
+        self._backend.activate()
+        with translated("a step"):
+            if step.rows > STEP_ROWS:
+                return LongBatch(step, blocks, self._memory.long)
+            return self._memory.begin(step, blocks)
+
+    def repeat(
+        self, batch: Batch, work: Callable[[v4.Progress | None], T], progress: v4.Progress | None = None
+    ) -> T:
+        if isinstance(batch, LongBatch):
+            with translated("a step"):
+                self._backend.count_step(False)
+                long = work(progress)
+                if isinstance(long, LongStreams):
+                    long.settle()
+            return long
+        found = self._repeat(batch, work)
+        if (
+            progress is not None
+        ):  # after it: what it raises may not end a recording, nor be called by a later one
+            progress(1.0)
+        return found
+
+    def _repeat(self, batch: Batch, work: Callable[[v4.Progress | None], T]) -> T:
+        """Of a short step."""
+
+        def whole() -> T:
+            self._memory.turn(batch.rows)
+            result = work(None)
+            if isinstance(result, Streams):
+                result.settle()
+            return result
+
+        with translated("a step"):
+            if batch.rows not in BUCKETS:
+                return whole()
+            key = (batch.rows, batch.blocks)
+            graph = self._graphs.get(key)
+            if graph is None:
+                graph = self._graphs[key] = Recorded(whole)
+            self._backend.count_step(graph.recorded)
+            replayed = graph.recorded
+            found: T = graph.run()
+            if isinstance(found, Streams):
+                if replayed:
+                    found.at, found.pending = self._ends[key], None
+                self._ends[key] = found.at
+        return found
+
+    def streams(self, x: torch.Tensor, count: int) -> Streams | LongStreams:
+        rows, hidden = x.shape
+        if rows > STEP_ROWS:
+            whole = self._memory.long.take("streams", rows, count, hidden)
+            whole.copy_(x[:, None].expand(rows, count, hidden))
+            return LongStreams(whole)
+        if rows not in self._streams:
+            self._streams[rows] = Streams(self._memory.workspace, "streams", rows, count, hidden)
+        streams = self._streams[rows]
+        streams.begin().copy_(x[:, None].expand(rows, count, hidden))
+        return streams
+
+    # ── makers ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def embedding(self, weight: DeviceWeight) -> CudaEmbedding:
+        return CudaEmbedding(weight, self._memory)
+
+    def hyper(self, spec: v4.HyperSpec) -> CudaHyper:
+        self._shape = (spec.streams, len(spec.norm))
+        return CudaHyper(spec, self._memory)
+
+    def attention(self, spec: v4.AttentionSpec, state: v4.AttentionState) -> CudaAttention:
+        self._blocks += 1
+        return CudaAttention(spec, state, self._memory, self._blocks in CUTS)
+
+    def router(self, spec: v4.RouterSpec) -> CudaRouter:
+        return CudaRouter(spec, self._memory)
+
+    def experts(self, spec: v4.ExpertsSpec) -> CudaExperts:
+        return CudaExperts(spec, self._memory)
+
+    def head(self, spec: v4.HeadSpec) -> CudaHead:
+        return CudaHead(spec, self._memory)
+
+    def join(self, spec: v4.JoinSpec) -> CudaJoin:
+        return CudaJoin(spec, self._memory)
+
+    # ── a draft block's streams ───────────────────────────────────────────────────────────────────────────
+
+    def keep_streams(self, series: int, streams: Streams | LongStreams, batch: Batch) -> None:
+        flat = streams.settle().reshape(streams.rows, -1)
+        for slot, start, count, position in batch.sequences():
+            self._pool.put(slot, series, position, flat[start : start + count])
+
+    def previous_streams(self, series: int, streams: Streams | LongStreams, batch: Batch) -> torch.Tensor:
+        now, parts = streams.settle(), list[torch.Tensor]()
+        for slot, start, count, position in batch.sequences():
+            if position > 0:
+                parts.append(self._pool.get(slot, series, position - 1).view(1, *now.shape[1:]))
+            parts.append(now[start : start + count - 1])
+        return torch.cat(parts)
+
+    def kept_streams(self, series: int, slot: int, position: int) -> torch.Tensor:
+        return self._pool.get(slot, series, position).view(1, *self._shape)

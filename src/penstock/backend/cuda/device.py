@@ -1,0 +1,101 @@
+"""The card at hand: what it is, what is free on it, and errors of its driver as ours."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from penstock.errors import PenstockError
+
+
+class CudaError(PenstockError):
+    """Something that the card or its driver refused."""
+
+
+class Card(NamedTuple):
+    number: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_limit: int  # bytes of shared memory that a block can have
+    memory: int  # bytes in all
+
+
+@cache
+def _card(index: int) -> Card:
+    found, cuda = torch.cuda.get_device_properties(index), driver()
+    attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    return Card(
+        index,
+        found.name,
+        (found.major, found.minor),
+        found.multi_processor_count,
+        int(check(cuda.cuDeviceGetAttribute(attribute, index), "a block's shared memory")),
+        found.total_memory,
+    )
+
+
+def card() -> Card:
+    """The current one."""
+    return _card(torch.cuda.current_device())
+
+
+def free_memory() -> int:
+    """Bytes that the driver has to give."""
+    return torch.cuda.mem_get_info()[0]
+
+
+def measure() -> tuple[float, float]:
+    """Bytes per second of reading the card's memory, and of copying to it from pinned memory."""
+    size, host = 2 << 30, 256 << 20
+    x = torch.zeros(size // 4, dtype=torch.int32, device="cuda")
+    pinned = torch.zeros(host, dtype=torch.uint8).pin_memory()
+    there = torch.zeros(host, dtype=torch.uint8, device="cuda")
+    read = _fastest(lambda: x.max())
+    copied = _fastest(lambda: there.copy_(pinned, non_blocking=True))
+    return size / read, host / copied
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds on the card, the best of a few."""
+    times = []
+    for _ in range(4):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(float(start.elapsed_time(end)) / 1e3)
+    return min(times)
+
+
+def driver() -> Any:
+    from cuda.bindings import driver as found
+
+    return found
+
+
+def check(result: tuple[Any, ...], what: str) -> Any:
+    """The value of a call of the driver, or CudaError."""
+    error, *values = result
+    if int(error) != 0:
+        raise CudaError(f"{what}: the CUDA driver says {error.name}")
+    return values[0] if values else None
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """What torch raises for the card becomes an error of ours, which ends a request and not the server."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise CudaError(
+            f"{what}: the GPU's memory is full ({free / 2**30:.1f} of {total / 2**30:.1f} GiB are free); "
+            "a shorter context, fewer sessions or a smaller prefill_chunk take less"
+        ) from error
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CudaError(f"{what}: {first}") from error

@@ -1,0 +1,195 @@
+"""Work that a request's size decides: reading, rendering, tokens, grammars.  It never runs on the event loop.
+
+It has a few threads of its own.  Small requests have some that large ones and grammars cannot take, and who waits is
+served by turns, client after client.  The memory of requests is bounded too: one that is large is read only when
+there is room for what becomes of it.
+"""
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Final, ParamSpec, TypeVar
+
+from penstock.errors import BusyError
+from penstock.machine.memory import return_free_memory
+from penstock.server.http.errors import ApiError
+from penstock.server.http.request_context import current_request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+THREADS: Final = 2  # for small requests, and as many for costly work
+SMALL: Final = 64 << 10  # bytes of a body that is read at any time
+LONGEST: Final = 60.0  # seconds that a piece of work may take, waiting included
+MOST_WAITING: Final = 256  # pieces of work, or requests that wait for memory
+
+PER_TOKEN: Final = 32  # bytes of a body for each token of the context; text has four, escaped letters ten
+FLOOR, CEILING = 2 << 20, 32 << 20  # of the largest body
+PREPARING: Final = 8  # bytes of memory for each byte of a body, while a prompt is made of it
+ANSWERING: Final = 3  # and until it is answered
+MAX_CONTAINERS: Final = 1 << 15  # objects and lists in a body
+STRUCTURE: Final = MAX_CONTAINERS << 10  # bytes of memory that they may take
+
+
+def largest_body(context: int, reserved: int = 0) -> int:
+    """Bytes that a request may have: what a full context can need, if that much memory is `reserved` for requests.
+
+    >>> largest_body(4096) >> 20, largest_body(1 << 20) >> 20, largest_body(1 << 20, request_memory(6 << 20)) >> 20
+    (2, 32, 6)
+    """
+    most = min(max(FLOOR, PER_TOKEN * context), CEILING)
+    return min(most, (reserved - STRUCTURE) // PREPARING) if reserved else most
+
+
+def request_memory(max_body: int) -> int:
+    """Bytes of memory that requests take, if the largest has so many."""
+    return PREPARING * max_body + STRUCTURE
+
+
+def share_of(budget: int | None) -> int:
+    """The memory for requests within a budget."""
+    return request_memory(CEILING if budget is None else min(max(FLOOR, budget >> 7), CEILING))
+
+
+class FairGate:
+    """So much of something at a time.  Who has to wait is served by turns, client after client."""
+
+    def __init__(self, capacity: int):
+        self.capacity, self.used = capacity, 0
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}  # whose turn it is comes first
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def take(self, amount: int, client: str) -> None:
+        """Waits for its turn; BusyError if too many do.  What is too much for the capacity passes alone."""
+        if not self._waiting and self._has_room(amount):
+            self.used += amount
+            return
+        if self.waiting >= MOST_WAITING:
+            raise BusyError(f"{MOST_WAITING} requests are waiting already")
+        place = (amount, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(client, deque()).append(place)
+        try:
+            await place[1]
+        except asyncio.CancelledError:
+            if place[1].cancelled():
+                self._leave(client, place)
+            else:  # its turn came at the same moment
+                self.give(amount)
+            raise
+
+    def give(self, amount: int) -> None:
+        self.used -= amount
+        self._admit()
+
+    def _has_room(self, amount: int) -> bool:
+        return self.used == 0 or self.used + amount <= self.capacity
+
+    def _leave(self, client: str, place: tuple[int, asyncio.Future[None]]) -> None:
+        self._waiting[client].remove(place)
+        if not self._waiting[client]:
+            del self._waiting[client]
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            client, queue = next(iter(self._waiting.items()))
+            amount, turn = queue[0]
+            if not self._has_room(amount) and not turn.done():
+                return
+            queue.popleft()
+            del self._waiting[client]
+            if queue:
+                self._waiting[client] = queue  # last in turn
+            if not turn.done():
+                self.used += amount
+                turn.set_result(None)
+
+
+class Lane:
+    """Some threads, and the turns in which they are taken."""
+
+    def __init__(self, name: str):
+        self.gate = FairGate(THREADS)
+        self.threads = ThreadPoolExecutor(THREADS, f"penstock-{name}")
+
+    async def run(self, client: str, function: Callable[[], T]) -> T:
+        await self.gate.take(1, client)
+        work = asyncio.get_running_loop().run_in_executor(self.threads, function)
+        work.add_done_callback(
+            lambda _: self.gate.give(1)
+        )  # nobody can stop a thread: it is taken until then
+        return await asyncio.shield(work)
+
+
+class Workers:
+    """The threads and the memory for requests.  max_body: bytes of the largest."""
+
+    def __init__(self, max_body: int):
+        self.memory = FairGate(PREPARING * max_body)
+        self.quick, self.costly = Lane("quick"), Lane("costly")
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's result, with threads for the size of the request that this task works for."""
+        context = current_request()
+        large = context is not None and context.body_bytes > SMALL
+        return await self._run(self.costly if large else self.quick, lambda: function(*args, **kwargs))
+
+    async def run_costly(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for work that may take long whatever the request's size."""
+        return await self._run(self.costly, lambda: function(*args, **kwargs))
+
+    async def _run(self, lane: Lane, function: Callable[[], T]) -> T:
+        within = contextvars.copy_context()
+        try:
+            return await asyncio.wait_for(lane.run(_client(), lambda: within.run(function)), LONGEST)
+        except TimeoutError:
+            text = f"preparing the request took more than {LONGEST:g} seconds"
+            raise ApiError(504, text, code="timeout") from None
+
+    @asynccontextmanager
+    async def room_for(self, nbytes: int) -> AsyncGenerator["Room", None]:
+        """Memory for a request with a body of so many bytes, from now until it is answered."""
+        room = Room(self.memory, nbytes)
+        if nbytes > SMALL:
+            try:
+                await asyncio.wait_for(room.take(), LONGEST)
+            except TimeoutError:
+                raise BusyError("other large requests take all memory for requests") from None
+        try:
+            yield room
+        finally:
+            room.give()
+            if nbytes > SMALL and not self.memory.used:
+                self.costly.threads.submit(return_free_memory)
+
+
+class Room:
+    """The memory of one request."""
+
+    def __init__(self, gate: FairGate, nbytes: int):
+        self.gate, self.nbytes, self.held = gate, nbytes, 0
+
+    async def take(self) -> None:
+        await self.gate.take(PREPARING * self.nbytes, _client())
+        self.held = PREPARING * self.nbytes
+
+    def shrink(self) -> None:
+        """Its prompt has been made."""
+        kept = min(self.held, ANSWERING * self.nbytes)
+        self.gate.give(self.held - kept)
+        self.held = kept
+
+    def give(self) -> None:
+        self.gate.give(self.held)
+        self.held = 0
+
+
+def _client() -> str:
+    context = current_request()
+    return "" if context is None else context.client

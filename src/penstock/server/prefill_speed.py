@@ -1,0 +1,33 @@
+"""How fast prompts are read here; also known before the first one of this run, if there was an earlier run."""
+
+from penstock.engine.engine import Engine
+from penstock.engine.scheduler import Scheduler
+from penstock.machine.notes import recall, remember
+
+NOTES = "prefill"
+
+
+class PrefillSpeed:
+    """Remembered by model, device and the way that weights come, in the user's cache folder."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler):
+        self._engine, self._scheduler = engine, scheduler
+
+    @property
+    def per_second(self) -> float | None:
+        """Tokens; None where no prompt has ever been read."""
+        measured = self._scheduler.prefill_per_second
+        if measured is not None:
+            return measured
+        found = recall(NOTES).get(self._key)
+        return float(found) if isinstance(found, int | float) and found > 0 else None
+
+    def save(self) -> None:
+        """Remembers what was measured in this run, if anything was."""
+        if (measured := self._scheduler.prefill_per_second) is not None:
+            remember(NOTES, self._key, round(measured, 2))
+
+    @property
+    def _key(self) -> str:
+        options, plan = self._engine.options, self._engine.plan
+        return f"{self._engine.fingerprint} {self._engine.backend.name} {options.thread_count} {plan.mode}"
