@@ -1,14 +1,12 @@
-"""Memory of the process's own, by the page: addresses first, memory when something is written there."""
+"""Memory of the process's own, by the page: addresses first, memory when something is written there, and back."""
 
 import ctypes
 import mmap
 import time
 from contextlib import suppress
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+from penstock.machine import macos
 
 FILLED: Final = 64 << 20  # bytes that are made memory to see how long that takes
 
@@ -37,15 +35,16 @@ def filling_seconds() -> float:
     return (time.perf_counter() - begin) / FILLED
 
 
-def will_need(memory: NDArray[np.uint8]) -> None:
-    """Lets the system read what is mapped here, if it is not in memory yet, without waiting for it."""
-    start = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(AttributeError):  # a system without it
-        _madvise()(start, memory.ctypes.data + memory.nbytes - start, mmap.MADV_WILLNEED)
+def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:
+    """The system may have these pages.  What they hold next is not said: nothing, or what they held."""
+    advice = getattr(mmap, "MADV_FREE_REUSABLE", mmap.MADV_FREE) if macos.HERE else mmap.MADV_DONTNEED
+    memory.madvise(advice, start, nbytes)
 
 
-@cache
-def _madvise() -> Any:
-    function = ctypes.CDLL(None).madvise
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function
+def give_back_freed() -> None:
+    """Lets the system have what has been freed: the allocator would keep some of it for later."""
+    calls = ctypes.CDLL(None)
+    if macos.HERE and hasattr(calls, "malloc_zone_pressure_relief"):
+        calls.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))
+    elif hasattr(calls, "malloc_trim"):  # of glibc
+        calls.malloc_trim(0)

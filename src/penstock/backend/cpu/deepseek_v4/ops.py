@@ -20,7 +20,6 @@ from penstock.backend.cpu.low_precision import round_attention, round_experts, r
 from penstock.backend.cpu.memory import Buffer, Workspace
 from penstock.backend.cpu.states import CpuStates, Slot
 from penstock.backend.state import StatePool, Step
-from penstock.machine.pages import will_need
 from penstock.native import structs
 from penstock.native.library import native
 from penstock.weights.checkpoint import Checkpoint
@@ -170,9 +169,6 @@ class CpuEmbedding(v4.Embedding):
         out = self._workspace.take("embedded", batch.rows, self._weight.info.shape[1:])  # [rows, hidden]
         stored = self._weight.stored
         assert stored is not None
-        if batch.rows > 1:  # rows that are not in memory come together, not one after another
-            for token in batch.step.tokens.tolist():
-                will_need(stored.raw[token])
         for row, token in enumerate(batch.step.tokens.tolist()):
             out.array[row] = stored.rows(token, token + 1)[0]
         return out
