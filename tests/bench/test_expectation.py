@@ -113,6 +113,13 @@ def test_a_file_that_is_not_in_memory_comes_with_the_first_prompt(flash: Checkpo
     assert cold.seconds == pytest.approx(warm.seconds + 9.0)
 
 
+def test_memory_that_is_filled_for_the_first_time_takes_time(flash: Checkpoint) -> None:
+    plan, disk = planned(flash, 16 * GIB), ReadSpeed(2e9, 1e-4)
+    old, new = (expect(flash, plan, costs(flash), disk, fresh=s) for s in (0.0, 1e-9))
+    assert new.prefill.seconds > old.prefill.seconds + plan.work * 1e-9
+    assert new.steady.seconds == pytest.approx(old.steady.seconds)
+
+
 def test_rows_of_a_prompt_share_experts() -> None:
     routing = DrawnRouting(np.ones((1, 256)), 6)
     assert len(routing.draw(0, 1)) == 6
