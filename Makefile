@@ -8,6 +8,7 @@ NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penst
 .PHONY: demo docs test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
 
 $(VENV)/.made:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; Penstock needs 3.11 or newer: make demo PYTHON=python3.12 chooses" % v[:2])'
 	@echo "── making a Python environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade pip
@@ -29,7 +30,7 @@ demo: $(VENV)/.installed  ## three questions to the pocket model
 	$(BIN)/penstock run "What is 17 + 25?"
 	$(BIN)/penstock run "What is a penstock?"
 	$(BIN)/penstock run "What is 486 + 377?" --think
-	@echo "── left behind: $(VENV)/ and build/.  To go on: $(BIN)/penstock chat.  To remove both: make clean."
+	@echo "── left behind: $(VENV)/ and build/ (make clean removes them), a few bytes in ~/.cache/penstock.  To go on: $(BIN)/penstock chat"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
