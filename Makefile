@@ -36,6 +36,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
 
 test: lint  ## everything that runs on each change
 	$(BIN)/pytest -n 2
@@ -43,7 +44,7 @@ test: lint  ## everything that runs on each change
 test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
 	$(BIN)/pytest tests/gpu -q
 
-test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
+test-slow: $(VENV)/.installed-dev $(VENV)/.tools  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
 
 CLIENTS := build/clients
