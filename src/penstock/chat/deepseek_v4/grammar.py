@@ -20,7 +20,7 @@ from penstock.chat.deepseek_v4.markers import DSML, END_THINK
 from penstock.chat.deepseek_v4.tags import CLOSING_MARK, LOST_BAR
 from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.chat.json_schema import Forms, Parameters, alone, forms, parameters
-from penstock.chat.messages import Conversation
+from penstock.chat.messages import Conversation, TextGrammar
 from penstock.chat.prompt import marker_id
 from penstock.engine.constraint import Constraint, Constraints, Grammar, GrammarError, Rules
 from penstock.errors import OptionError
@@ -84,7 +84,7 @@ def _rules(
         marker = marker_id(tokenizer, DSML)
         gates[marker], never = (_MARKER_PLACES if tools else ()), _OPENINGS
     if tools:
-        calls = _calls(constraints, tools, marker, conversation.parallel_calls, force_call)
+        calls = _calls(constraints, conversation, marker, force_call)
         if force_call:
             return Rules(start=Grammar(_grammar("calls", calls), _CLOSINGS))
         opening = f"{_text(_BEGIN_BLOCK)} calls"
@@ -110,10 +110,10 @@ def _form(conversation: Conversation) -> Mapping[str, Any] | None:
     return _ANY_OBJECT if conversation.json_only else conversation.response_schema
 
 
-def _calls(
-    constraints: Constraints, tools: Sequence[Mapping[str, Any]], marker: int, many: bool, forced: bool
-) -> str:
-    """Rules for `calls`.  A schema that cannot be used is an error where a call is demanded; else less is held."""
+def _calls(constraints: Constraints, conversation: Conversation, marker: int, forced: bool) -> str:
+    """Rules for `calls`.  A schema that cannot be used is an error where a call is demanded; else less is held.  The
+    grammar of a text is what its client asked for, and an error wherever it cannot be used."""
+    tools, many, grammars = conversation.functions, conversation.parallel_calls, conversation.grammars
 
     def fault(rules: str, start: str = "calls") -> GrammarError | None:
         try:
@@ -122,16 +122,23 @@ def _calls(
             return error
         return None
 
-    rules = block_rules(tools, marker, many)
+    for tool in tools:
+        if tool["name"] in grammars and (why := fault(block_rules([tool], marker, many, grammars=grammars))):
+            raise OptionError(f"tools: the grammar of {tool['name']!r}: {why}")
+    rules = block_rules(tools, marker, many, grammars=grammars)
     if (error := fault(rules)) is None:
         return rules
     if forced:
         for tool in tools:
-            if why := fault(block_rules([tool], marker, many)):
+            if why := fault(block_rules([tool], marker, many, grammars=grammars)):
                 raise OptionError(f"tools: the parameters of {tool['name']!r}: {why}")
         raise OptionError(f"tools: {error}")
     rules = block_rules(
-        tools, marker, many, lambda schema: fault(f"answer: {parameter_json(schema)}", "answer") is None
+        tools,
+        marker,
+        many,
+        lambda schema: fault(f"answer: {parameter_json(schema)}", "answer") is None,
+        grammars,
     )
     if fault(rules) is None:
         return rules
@@ -151,9 +158,10 @@ def block_rules(
     marker: int,
     many: bool,
     held: Callable[[dict[str, Any]], bool] = lambda _: True,
+    grammars: Mapping[str, TextGrammar] | None = None,
 ) -> str:
     """Rules of which `calls` is a block after its opening tag.  marker: DSML's token.  many: several calls may stand
-    in it.  held: whether JSON is held to this schema; else it is any JSON.
+    in it.  held: whether JSON is held to this schema; else it is any JSON.  grammars: see `Conversation`.
 
     OptionError if there is nothing to call.
     """
@@ -170,7 +178,11 @@ def block_rules(
         opening = _text(f'invoke name="{tool["name"]}">\n')
         lines.append(f'{name}: {opening} {name}_arguments "</" {mark} "invoke>\\n"')
         schema = tool.get("parameters")
-        lines += _arguments(name, parameters(schema), schema, mark, held)
+        grammar = (grammars or {}).get(tool["name"])
+        if grammar is None:
+            lines += _arguments(name, parameters(schema), schema, mark, held)
+        else:
+            lines += _one_text(name, next(iter(parameters(schema).named)), grammar, mark)
     return "\n".join(lines) + "\n" + _TERMINALS
 
 
@@ -217,6 +229,24 @@ def _arguments(
     yield f"{tool}_more::_: " + "\n  | ".join(parts)
     for bit, name in enumerate(order):
         yield from value(f"{tool}_value_{bit}", named[name])
+
+
+def _one_text(tool: str, parameter: str, grammar: TextGrammar, mark: str) -> Iterator[str]:
+    """The one parameter of a tool whose text has a grammar of its own."""
+    opening = _text(f'parameter name="{parameter}" string="true">')
+    yield f'{tool}_arguments: "<" {mark} {opening} {tool}_text {mark} "parameter>\\n"'
+    if grammar.syntax == "regex":  # one terminal with what ends it: a greedy one would take that for its own
+        yield f"{tool}_text: {tool.upper()}_TEXT"
+        yield f"{tool.upper()}_TEXT: /(?:{_regex(grammar.definition)})<\\//"
+    else:
+        yield f'{tool}_text: {tool}_lark "</"'
+        yield f"{tool}_lark: %lark {{\n{grammar.definition}\n}}"
+
+
+def _regex(definition: str) -> str:
+    """A regular expression, as it is written between slashes."""
+    slashed = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], definition, flags=re.S)
+    return slashed.replace("\n", "\\n")
 
 
 def _value(rule: str, how: Forms) -> str:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
 
 from penstock.chat.driver import Token
 from penstock.chat.events import Event
@@ -36,6 +37,9 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 TurnUpdates = AsyncGenerator[PrefillProgress | Token, None]
 Json = dict[str, Any]
 JsonObject = dict[str, JsonValue]
+Label = Annotated[str, Field(max_length=64)]
+Metadata = Annotated[dict[Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+NOT_READ: Final = "{kind} cannot be read: this model knows text only"
 
 
 class Body(BaseModel):
@@ -56,6 +60,23 @@ def thinking_for(effort: str | None, field: str, default: Thinking) -> Thinking:
     if effort not in EFFORTS:
         raise refusal(field, f"expected one of {', '.join(EFFORTS)}, found {effort!r}")
     return EFFORTS[effort]
+
+
+# Parts of a message that are no text, under the names that APIs have for them.
+NOT_TEXT: Final = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "images"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "sounds"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "videos"),
+    **dict.fromkeys(("file", "input_file"), "files"),
+}
+
+
+def only_text(part: Any) -> Any:
+    """Refuses parts that are no text, in one sentence for all APIs."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in NOT_TEXT:
+        raise PydanticCustomError("not_text", NOT_READ, {"kind": NOT_TEXT[kind]})
+    return part
 
 
 class Offer(NamedTuple):

@@ -28,7 +28,18 @@ class ApiError(Exception):
         return self.code or KINDS.get(self.status, "other")
 
 
-def api_error(error: PenstockError) -> ApiError:
+# What is too long for the context, in the words of the API that a path belongs to.
+PROMPTS: Final = {
+    "/v1/completions": "prompt",
+    "/completion": "prompt",
+    "/completions": "prompt",
+    "/infill": "input_prefix",
+    "/v1/responses": "input",
+    "/api/generate": "prompt",
+}
+
+
+def api_error(error: PenstockError, path: str = "") -> ApiError:
     """What an error of the engine is for a client.  Where the server's files are is none of a client's business: the
     log has what is left out here."""
     status, code = _status(error)
@@ -37,9 +48,8 @@ def api_error(error: PenstockError) -> ApiError:
         logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
         if "/" in message:
             message = "the server cannot answer this now; its log says why"
-    return ApiError(
-        status, message, code=code, param="messages" if code == "context_length_exceeded" else None
-    )
+    too_long = code == "context_length_exceeded"
+    return ApiError(status, message, code=code, param=PROMPTS.get(path, "messages") if too_long else None)
 
 
 def kind_of(error: BaseException) -> str:
@@ -89,7 +99,7 @@ KINDS: Final = {
 
 
 def openai_envelope(error: ApiError) -> dict[str, Any]:
-    kind = KINDS.get(error.status, "api_error")
+    kind = {404: "invalid_request_error"}.get(error.status, KINDS.get(error.status, "api_error"))
     return {
         "error": {
             "message": error.message,
@@ -111,9 +121,13 @@ def llamacpp_envelope(error: ApiError) -> dict[str, Any]:
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
+def is_anthropic(path: str) -> bool:
+    return path.startswith("/v1/messages")
+
+
 def envelope(path: str, error: ApiError) -> dict[str, Any]:
     """The error in the words of the API that the path belongs to."""
-    if path.startswith("/v1/messages"):
+    if is_anthropic(path):
         return anthropic_envelope(error)
     if path.startswith("/v1/"):
         return openai_envelope(error)
