@@ -423,6 +423,18 @@ def test_a_custom_tool_is_called_with_text(client: TestClient, format: Any, patt
         assert ask(client, history, **body)["output"]
 
 
+def test_tools_of_a_namespace(client: TestClient) -> None:
+    space = {"type": "namespace", "name": "sky", "description": "Weather", "tools": [TOOL, custom()]}
+    named = {"type": "function", "namespace": "sky", "name": "get_weather"}
+    response = ask(client, WEATHER, tools=[TOOL, space], tool_choice=named, parallel_tool_calls=False)
+    (call,) = response["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "sky", "get_weather")
+    assert (response["tools"][1], response["tool_choice"]) == (space, named)
+    body = ResponsesRequest.model_validate({"input": [call], "tools": [TOOL, space]}).chat()
+    assert [tool["name"] for tool in body.tools] == ["get_weather", "sky.get_weather", "sky.edit"]
+    assert body.messages[0].tool_calls[0].name == "sky.get_weather"
+
+
 def test_a_grammar_for_lines_lets_values_hold_tags(service: Service) -> None:
     tools = [custom(type="grammar", syntax="lark", definition=PATCH)]
     body = ResponsesRequest.model_validate(

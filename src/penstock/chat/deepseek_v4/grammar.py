@@ -13,6 +13,7 @@ lines of its own.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.chat.json_schema import Forms, Parameters, alone, forms, parameters
 from penstock.chat.messages import Conversation, TextGrammar
 from penstock.chat.prompt import marker_id
+from penstock.chat.schema_numbers import with_exact_numbers
 from penstock.engine.constraint import Constraint, Constraints, Grammar, GrammarError, Rules
 from penstock.errors import OptionError
 
@@ -92,8 +94,8 @@ def _rules(
     free = Rules(triggers=triggers, where=_CALL_PLACE, after=after, gates=gates, never=never, begun=begun)
     if form is None:
         return free if conversation.all_tools else None
-    rule = json_rule(form, _JSON)
     try:
+        rule = json_rule(form, _JSON)
         constraints.matcher(_grammar("answer", f"answer: {rule}"))
     except GrammarError as error:
         raise OptionError(f"{conversation.schema_field}: {error}") from error
@@ -115,33 +117,36 @@ def _calls(constraints: Constraints, conversation: Conversation, marker: int, fo
     grammar of a text is what its client asked for, and an error wherever it cannot be used."""
     tools, many, grammars = conversation.functions, conversation.parallel_calls, conversation.grammars
 
-    def fault(rules: str, start: str = "calls") -> GrammarError | None:
+    def block(*some: Mapping[str, Any], held: Callable[[dict[str, Any]], bool] = lambda _: True) -> str:
+        rules = block_rules(some, marker, many, held, grammars)
+        constraints.matcher(_grammar("calls", rules))
+        return rules
+
+    def usable(schema: dict[str, Any]) -> bool:
         try:
-            constraints.matcher(_grammar(start, rules))
+            constraints.matcher(_grammar("answer", f"answer: {parameter_json(schema)}"))
+        except GrammarError:
+            return False
+        return True
+
+    def check(tool: Mapping[str, Any], what: str) -> None:
+        try:
+            block(tool)
         except GrammarError as error:
-            return error
-        return None
+            raise OptionError(f"tools: the {what} of {tool['name']!r}: {error}") from error
 
     for tool in tools:
-        if tool["name"] in grammars and (why := fault(block_rules([tool], marker, many, grammars=grammars))):
-            raise OptionError(f"tools: the grammar of {tool['name']!r}: {why}")
-    rules = block_rules(tools, marker, many, grammars=grammars)
-    if (error := fault(rules)) is None:
-        return rules
-    if forced:
-        for tool in tools:
-            if why := fault(block_rules([tool], marker, many, grammars=grammars)):
-                raise OptionError(f"tools: the parameters of {tool['name']!r}: {why}")
-        raise OptionError(f"tools: {error}")
-    rules = block_rules(
-        tools,
-        marker,
-        many,
-        lambda schema: fault(f"answer: {parameter_json(schema)}", "answer") is None,
-        grammars,
-    )
-    if fault(rules) is None:
-        return rules
+        if tool["name"] in grammars:
+            check(tool, "grammar")
+    try:
+        return block(*tools)
+    except GrammarError as error:
+        if forced:
+            for tool in tools:
+                check(tool, "parameters")
+            raise OptionError(f"tools: {error}") from error
+    with suppress(GrammarError):
+        return block(*tools, held=usable)
     return block_rules([{"name": tool["name"], "parameters": {}} for tool in tools], marker, many)
 
 
@@ -187,8 +192,8 @@ def block_rules(
 
 
 def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """What a rule is that means JSON of this schema."""
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    """What a rule is that means JSON of this schema; GrammarError if a number in it cannot be kept."""
+    return "%json " + json.dumps({**with_exact_numbers(schema), "x-guidance": options})
 
 
 def parameter_json(schema: Mapping[str, Any]) -> str:

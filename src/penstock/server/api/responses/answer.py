@@ -1,12 +1,13 @@
 """The response object, and the events that tell how it comes about."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import ToolCall
 from penstock.server.api.custom_tools import as_input
+from penstock.server.api.responses.tools import CallableTool
 from penstock.server.api.shared import Json, NamedEvents
 from penstock.server.http.errors import ApiError
 from penstock.server.service import new_id
@@ -15,10 +16,17 @@ from penstock.server.usage import Usage
 
 class Answer(NamedEvents):
     """One response.  A call is sent once it is complete: a client runs what it is told, and a call that is cut off is
-    no call.  customs: names of the tools whose calls have text instead of arguments."""
+    no call.  tools: those that can be called, by the names that the model knows."""
 
-    def __init__(self, model: str, created: int, echo: Json, usage: Usage, customs: Collection[str] = ()):
-        self.usage, self.customs = usage, customs
+    def __init__(
+        self,
+        model: str,
+        created: int,
+        echo: Json,
+        usage: Usage,
+        tools: Mapping[str, CallableTool] | None = None,
+    ):
+        self.usage, self.tools = usage, tools or {}
         self.response: Json = {
             "id": new_id("resp_"),
             "object": "response",
@@ -91,17 +99,21 @@ class Answer(NamedEvents):
         yield from self._finish(block.item(status))
 
     def _call(self, call: ToolCall) -> Iterator[Json]:
-        custom = call.name in self.customs
+        tool = self.tools.get(call.name)
+        custom = tool is not None and tool.is_custom
+        named = {"name": call.name if tool is None else tool.tool.name}
+        if tool is not None and tool.namespace is not None:
+            named["namespace"] = tool.namespace
         kind, prefix, field = (
             ("custom_tool_call", "ctc_", "input") if custom else ("function_call", "fc_", "arguments")
         )
         said = as_input(call.arguments) if custom else call.arguments
-        item = {"type": kind, "id": self._new_id(prefix), "call_id": call.id, "name": call.name}
+        item = {"type": kind, "id": self._new_id(prefix), "call_id": call.id, **named}
         yield from self._add({**item, field: "", "status": "in_progress"})
         place = {"item_id": item["id"], "output_index": self._index}
-        event, named = f"response.{kind}_{field}", {} if custom else {"name": call.name}
+        event, whose = f"response.{kind}_{field}", {} if custom else {"name": named["name"]}
         yield self._event(f"{event}.delta", **place, delta=said)
-        yield self._event(f"{event}.done", **place, **named, **{field: said})
+        yield self._event(f"{event}.done", **place, **whose, **{field: said})
         yield from self._finish({**item, field: said, "status": "completed"})
 
     def _new_id(self, prefix: str) -> str:

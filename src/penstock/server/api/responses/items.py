@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from penstock.chat.messages import Message, Role, ToolCall
 from penstock.server.api.custom_tools import as_arguments
+from penstock.server.api.responses.tools import full_name
 from penstock.server.api.shared import Body, Json, only_text, text_as
 from penstock.server.service import new_id
 
@@ -47,6 +48,7 @@ class FunctionCall(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -60,6 +62,7 @@ class CustomCall(_Item):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
 
 
@@ -147,7 +150,7 @@ def as_messages(items: Iterable[Known]) -> list[Message]:
 
 def _call(item: FunctionCall | CustomCall) -> ToolCall:
     arguments = item.arguments if isinstance(item, FunctionCall) else as_arguments(item.input)
-    return ToolCall(item.call_id, item.name, arguments)
+    return ToolCall(item.call_id, full_name(item.name, item.namespace), arguments)
 
 
 def _open_turn(messages: list[Message], *without: str) -> Message:

@@ -8,7 +8,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, model_valida
 from penstock.chat.messages import Conversation, Message, Role, Thinking
 from penstock.engine.sampling import Sampling
 from penstock.server.api.responses.items import Item, Known, Reference, as_messages
-from penstock.server.api.responses.tools import CustomTool, Tool, ToolChoice, grammars, offered
+from penstock.server.api.responses.tools import (
+    CallableTool,
+    CustomTool,
+    FunctionTool,
+    Tool,
+    ToolChoice,
+    callables,
+    grammars,
+    offered,
+)
 from penstock.server.api.shared import (
     ALIASES,
     Body,
@@ -121,7 +130,7 @@ class InputRequest(Body):
             json_only=form is not None and form.any_object,
             schema_field="text.format.schema",
             parallel_calls=self.parallel_tool_calls is not False,
-            grammars=grammars(self.tools or []),
+            grammars=grammars(callables(self.tools or ())),
         )
 
     def thinking(self) -> Thinking:
@@ -129,7 +138,7 @@ class InputRequest(Body):
         return thinking_for(self.reasoning.effort if self.reasoning else None, "reasoning.effort", default)
 
     def offer(self) -> Offer:
-        return offered(self.tools or [], self.tool_choice)
+        return offered(callables(self.tools or ()), self.tool_choice)
 
 
 class ResponsesRequest(InputRequest):
@@ -146,9 +155,9 @@ class ResponsesRequest(InputRequest):
     service_tier: str | None = None
 
     @property
-    def customs(self) -> frozenset[str]:
-        """Names of custom tools."""
-        return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
+    def called(self) -> dict[str, CallableTool]:
+        """Tools by the names that the model knows them by."""
+        return {tool.name: tool for tool in callables(self.tools or ())}
 
     @property
     def keeps(self) -> bool:
@@ -191,4 +200,5 @@ def _echo(tool: Tool) -> Json:
     sent: Json = tool.model_dump(exclude_unset=True)
     if isinstance(tool, CustomTool):
         return {"description": None, "format": {"type": "text"}, **sent}
-    return {"description": None, "parameters": None, "strict": None, **sent}
+    defaults = {"description": None, "parameters": None, "strict": None}
+    return {**defaults, **sent} if isinstance(tool, FunctionTool) else sent

@@ -66,7 +66,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
 
     items, reply = await service.work.run(prepare)
     turn = service.run(reply, body.max_output_tokens or service.settings.max_tokens, usage)
-    answer = Answer(service.settings.name, int(time.time()), body.echo(), usage, body.customs)
+    answer = Answer(service.settings.name, int(time.time()), body.echo(), usage, body.called)
     if body.keeps:
         turn = _kept(service, turn, answer, items)
     if body.stream:
