@@ -145,8 +145,12 @@ class Service:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
         client that goes away does, ends the request before its next step.  shared, stable, constraint, score: see
         `Request`."""
-        updates: asyncio.Queue[Update] = asyncio.Queue()
-        tell = partial(self._dispatch().send, updates.put_nowait)
+        updates: asyncio.Queue[tuple[Update, float]] = asyncio.Queue()
+        send = self._dispatch().send
+
+        def tell(update: Update) -> None:
+            """On the scheduler's thread: when something happened is known there, not where it is heard of."""
+            send(updates.put_nowait, (update, time.monotonic()))
 
         limit = min(max_tokens, self.settings.max_tokens)
         label, until = self._pin
@@ -161,7 +165,7 @@ class Service:
                 await asyncio.to_thread(self.scheduler.prefix_cache.fetch, request.prompt)
             self.scheduler.submit(request)
             while True:
-                update = await updates.get()
+                update, when = await updates.get()
                 for follow in followers if not isinstance(update, Failed) else ():
                     follow(update)
                 match update:
@@ -175,7 +179,7 @@ class Service:
                         if update.last:
                             return
                     case Step():
-                        usage.first, usage.prefill = usage.first or time.monotonic(), None
+                        usage.first, usage.last, usage.prefill = usage.first or when, when, None
                         usage.completion += 1
                         yield update
                         if update.finish_reason is not None:

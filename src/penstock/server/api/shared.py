@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.chat.driver import Token
 from penstock.chat.events import Event
-from penstock.chat.messages import Message, Role, Thinking
+from penstock.chat.messages import Thinking
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.http.errors import ApiError
@@ -99,15 +99,6 @@ def offer(tools: list[dict[str, Any]], choice: str, names: Collection[str] | Non
     if choice == "none":
         names = ()
     return Offer(tuple(tools), None if names is None else tuple(names), choice == "required")
-
-
-def check_results(messages: list[Message], field: str) -> None:
-    """Every result must answer a call that was made before it."""
-    calls: set[str | None] = set()
-    for message in messages:
-        calls |= {call.id for call in message.tool_calls}
-        if message.role is Role.TOOL and message.tool_call_id not in calls:
-            raise refusal(field, f"the result for {message.tool_call_id!r} answers no call before it")
 
 
 def refusal(field: str, why: str) -> ApiError:

@@ -23,6 +23,7 @@ from penstock.server.api import (
 from penstock.server.api.responses import routes as responses
 from penstock.server.http.connections import Connections, room_for_connections
 from penstock.server.http.errors import ApiError, api_error, is_anthropic, respond
+from penstock.server.http.head import HeadMiddleware
 from penstock.server.http.invalid import first_fault, spelled
 from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
 from penstock.server.observe import dashboard, logs, metrics, request_trace
@@ -109,6 +110,7 @@ def _describe_streams(app: FastAPI) -> None:
 def _add_middleware(app: FastAPI, service: Service) -> None:
     """From the inside out: those that are added later also see what the others refuse."""
     settings = service.settings
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(
         BodyLimitMiddleware, most=service.max_body, seconds=settings.body_timeout, work=service.work
     )

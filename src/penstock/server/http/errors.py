@@ -6,7 +6,14 @@ from typing import Any, Final
 
 from fastapi.responses import JSONResponse
 
-from penstock.errors import BusyError, ContextLengthError, OptionError, PenstockError, TokenError
+from penstock.errors import (
+    BusyError,
+    ContextLengthError,
+    OptionError,
+    PenstockError,
+    ShutdownError,
+    TokenError,
+)
 from penstock.server.http.request_context import current_request
 
 RETRY_AFTER: Final = "2"  # seconds
@@ -44,7 +51,7 @@ def api_error(error: PenstockError, path: str = "") -> ApiError:
     log has what is left out here."""
     status, code = _status(error)
     message = _without_file(str(error))
-    if status == 503:
+    if code == "unavailable":
         logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
         if "/" in message:
             message = "the server cannot answer this now; its log says why"
@@ -65,6 +72,8 @@ def _status(error: PenstockError) -> tuple[int, str]:
             return 400, "context_length_exceeded"
         case BusyError():
             return 429, "queue_full"
+        case ShutdownError():
+            return 503, "shutting_down"
         case OptionError() | TokenError():
             return 400, "invalid_value"
         case _:

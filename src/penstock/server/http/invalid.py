@@ -71,9 +71,7 @@ def _fault(place: Place, error: Any) -> Fault:
     elif kind == "too_long" and about.get("field_type") == "List":
         place = (*place, about["max_length"])  # the first that is one too many
         message = f"at most {about['max_length']} are allowed, found {about['actual_length']}"
-    return Fault(
-        place, message, CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
-    )
+    return Fault(place, message, CODES.get(kind, "invalid_value"))
 
 
 def spelled(place: Place, dotted: bool = False) -> str:

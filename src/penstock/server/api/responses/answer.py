@@ -70,7 +70,9 @@ class Answer(NamedEvents):
 
     def fail(self, error: ApiError) -> Json:
         """The last event of a stream that goes wrong."""
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        code = {429: "rate_limit_exceeded"}.get(error.status, "server_error")
+        if error.code == "shutting_down":
+            code = error.code
         self._settle("failed")
         self.response["error"] = {"code": code, "message": error.message}
         return self._event("response.failed", response=self.response)

@@ -7,7 +7,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, model_valida
 
 from penstock.chat.messages import Conversation, Message, Role, Thinking
 from penstock.engine.sampling import Sampling
-from penstock.server.api.responses.items import Item, Known, Reference, as_messages
+from penstock.server.api.responses.items import (
+    CustomCall,
+    CustomCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Known,
+    Reference,
+    as_messages,
+)
 from penstock.server.api.responses.tools import (
     CallableTool,
     CustomTool,
@@ -25,7 +34,6 @@ from penstock.server.api.shared import (
     JsonObject,
     Metadata,
     Offer,
-    check_results,
     refusal,
     thinking_for,
 )
@@ -116,7 +124,7 @@ class InputRequest(Body):
         messages += as_messages(items)
         if not items:
             raise refusal("input", "missing")
-        check_results(messages, "input")
+        self._check_results(items)
         form = self.text.format if self.text else None
         if form is not None:
             form.check("text.format")
@@ -132,6 +140,15 @@ class InputRequest(Body):
             parallel_calls=self.parallel_tool_calls is not False,
             grammars=grammars(callables(self.tools or ())),
         )
+
+    def _check_results(self, items: list[Known]) -> None:
+        """Every output must answer a call that was made before it."""
+        calls: set[str] = set()
+        for number, item in enumerate(items, start=len(self.input) - len(items)):
+            if isinstance(item, FunctionCall | CustomCall):
+                calls.add(item.call_id)
+            elif isinstance(item, FunctionCallOutput | CustomCallOutput) and item.call_id not in calls:
+                raise refusal(f"input[{number}].call_id", f"{item.call_id!r} answers no call before it")
 
     def thinking(self) -> Thinking:
         default = Thinking.HIGH if ALIASES.get(self.model or "") else Thinking.OFF
