@@ -23,12 +23,10 @@ from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.chat.json_schema import Forms, Parameters, alone, forms, parameters
 from penstock.chat.messages import Conversation, TextGrammar
 from penstock.chat.prompt import marker_id
-from penstock.chat.schema_numbers import with_exact_numbers
+from penstock.chat.text_grammars import grammar_text, json_rule, text_before_tag
 from penstock.engine.constraint import Constraint, Constraints, Grammar, GrammarError, Rules
 from penstock.errors import OptionError
 
-# A space, or a new line with its indentation, wherever JSON may have blanks: a model cannot lose itself in them.
-_JSON: Final = {"whitespace_pattern": r"(\x20|\r?\n[\x20\x09]{0,40})", "lenient": True}
 _ANY_OBJECT: Final = {"type": "object"}
 
 # The parser knows markers also by their text.  Only the marker itself may open or close something.
@@ -88,19 +86,19 @@ def _rules(
     if tools:
         calls = _calls(constraints, conversation, marker, force_call)
         if force_call:
-            return Rules(start=Grammar(_grammar("calls", calls), _CLOSINGS))
+            return Rules(start=Grammar(grammar_text("calls", calls), _CLOSINGS))
         opening = f"{_text(_BEGIN_BLOCK)} calls"
-        triggers[marker] = Grammar(_grammar(opening, calls), _CLOSINGS)
+        triggers[marker] = Grammar(grammar_text(opening, calls), _CLOSINGS)
     free = Rules(triggers=triggers, where=_CALL_PLACE, after=after, gates=gates, never=never, begun=begun)
     if form is None:
         return free if conversation.all_tools else None
     try:
-        rule = json_rule(form, _JSON)
-        constraints.matcher(_grammar("answer", f"answer: {rule}"))
+        rule = json_rule(form)
+        constraints.matcher(grammar_text("answer", f"answer: {rule}"))
     except GrammarError as error:
         raise OptionError(f"{conversation.schema_field}: {error}") from error
     start = f"answer | {_text(BEFORE_BLOCK + '<')} <[{marker}]> {opening}" if tools else "answer"
-    answer = Grammar(_grammar(start, f"answer: {rule}\n{calls}"), _CLOSINGS if tools else ())
+    answer = Grammar(grammar_text(start, f"answer: {rule}\n{calls}"), _CLOSINGS if tools else ())
     if not thinking:
         return Rules(start=answer, begun=begun)
     held = {marker_id(tokenizer, END_THINK): answer}
@@ -119,12 +117,12 @@ def _calls(constraints: Constraints, conversation: Conversation, marker: int, fo
 
     def block(*some: Mapping[str, Any], held: Callable[[dict[str, Any]], bool] = lambda _: True) -> str:
         rules = block_rules(some, marker, many, held, grammars)
-        constraints.matcher(_grammar("calls", rules))
+        constraints.matcher(grammar_text("calls", rules))
         return rules
 
     def usable(schema: dict[str, Any]) -> bool:
         try:
-            constraints.matcher(_grammar("answer", f"answer: {parameter_json(schema)}"))
+            constraints.matcher(grammar_text("answer", f"answer: {parameter_json(schema)}"))
         except GrammarError:
             return False
         return True
@@ -148,11 +146,6 @@ def _calls(constraints: Constraints, conversation: Conversation, marker: int, fo
     with suppress(GrammarError):
         return block(*tools, held=usable)
     return block_rules([{"name": tool["name"], "parameters": {}} for tool in tools], marker, many)
-
-
-def _grammar(start: str, rules: str) -> str:
-    """no_forcing: tokens are the model's choice also where the text is not."""
-    return f'%llguidance {{"no_forcing": true}}\nstart: {start}\n{rules}\n'
 
 
 # ── a block of calls ──────────────────────────────────────────────────────────────────────────────────────
@@ -191,13 +184,8 @@ def block_rules(
     return "\n".join(lines) + "\n" + _TERMINALS
 
 
-def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """What a rule is that means JSON of this schema; GrammarError if a number in it cannot be kept."""
-    return "%json " + json.dumps({**with_exact_numbers(schema), "x-guidance": options})
-
-
 def parameter_json(schema: Mapping[str, Any]) -> str:
-    """The same, as it is written in a parameter."""
+    """What a rule is that means JSON of this schema, as it is written in a parameter."""
     return json_rule(schema, _AS_TAUGHT)
 
 
@@ -240,18 +228,7 @@ def _one_text(tool: str, parameter: str, grammar: TextGrammar, mark: str) -> Ite
     """The one parameter of a tool whose text has a grammar of its own."""
     opening = _text(f'parameter name="{parameter}" string="true">')
     yield f'{tool}_arguments: "<" {mark} {opening} {tool}_text {mark} "parameter>\\n"'
-    if grammar.syntax == "regex":  # one terminal with what ends it: a greedy one would take that for its own
-        yield f"{tool}_text: {tool.upper()}_TEXT"
-        yield f"{tool.upper()}_TEXT: /(?:{_regex(grammar.definition)})<\\//"
-    else:
-        yield f'{tool}_text: {tool}_lark "</"'
-        yield f"{tool}_lark: %lark {{\n{grammar.definition}\n}}"
-
-
-def _regex(definition: str) -> str:
-    """A regular expression, as it is written between slashes."""
-    slashed = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], definition, flags=re.S)
-    return slashed.replace("\n", "\\n")
+    yield from text_before_tag(f"{tool}_text", grammar)
 
 
 def _value(rule: str, how: Forms) -> str:

@@ -16,6 +16,7 @@ from penstock.errors import PenstockError
 from penstock.server.api import (
     anthropic,
     llamacpp,
+    llamacpp_completion,
     openai,
     openai_chat,
     openai_completions,
@@ -36,6 +37,7 @@ ROUTERS: Final = [
     openai_chat.router,
     openai_completions.router,
     llamacpp.router,
+    llamacpp_completion.router,
     metrics.router,
     dashboard.router,
 ]
@@ -55,7 +57,10 @@ ERRORS: Final[dict[int | str, str]] = {
     504: "The request took too long.",
     "4XX": "The request is refused for another reason.",
 }
-STREAMS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+STREAMS: Final = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/completion", "/completions", "/infill"),
+)
 
 
 def create_app(service: Service) -> FastAPI:

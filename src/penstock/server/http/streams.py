@@ -42,11 +42,11 @@ def named_event(event: dict[str, Any]) -> str:
     return f"event: {event['type']}\ndata: {_ascii(event)}\n\n"
 
 
-def json_reply(body: dict[str, Any]) -> Response:
+def json_reply(body: dict[str, Any] | list[dict[str, Any]]) -> Response:
     return Response(_ascii(body), media_type="application/json")
 
 
-def _ascii(value: dict[str, Any]) -> str:
+def _ascii(value: dict[str, Any] | list[dict[str, Any]]) -> str:
     """Everything else is escaped: half of a surrogate pair, which JSON can name, has no UTF-8."""
     return json.dumps(value, separators=(",", ":"))
 
