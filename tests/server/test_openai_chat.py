@@ -224,9 +224,9 @@ def test_deepseek_own_fields_are_understood() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ({"role": "user", "content": "q", "prefix": True}, "messages.0.prefix"),
-        ({"role": "user", "content": "q", "tools": [WEATHER]}, "messages.0.tools"),
-        ({"role": "assistant", "content": "q", "task": "query"}, "messages.0.task"),
+        ({"role": "user", "content": "q", "prefix": True}, "messages[0].prefix"),
+        ({"role": "user", "content": "q", "tools": [WEATHER]}, "messages[0].tools"),
+        ({"role": "assistant", "content": "q", "task": "query"}, "messages[0].task"),
     ],
 )
 def test_deepseek_own_fields_out_of_place(client: TestClient, message: dict[str, Any], field: str) -> None:
@@ -321,15 +321,15 @@ def test_who_thinks(fields: dict[str, Any], expected: Thinking) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
-        ({"messages": [{"role": "king", "content": ""}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0",
+            "messages[0].content[0]",
         ),
         (
             {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
-            "messages.0.tool_calls",
+            "messages[0].tool_calls",
         ),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -339,10 +339,16 @@ def test_who_thinks(fields: dict[str, Any], expected: Thinking) -> None:
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": 3}, "stop"),
+        ({"stop": ["x"] * 17}, "stop[16]"),
+        ({"stop": ["x", "y", 5]}, "stop[2]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [{"type": "custom", "custom": {"name": 5}}]}, "tools[0].custom.name"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 1000}}, "logit_bias"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),

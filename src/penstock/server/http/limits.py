@@ -1,6 +1,7 @@
 """Who may ask, and how much: API keys, and limits on the size and duration of what a client sends."""
 
 import asyncio
+import hashlib
 import hmac
 import sys
 import time
@@ -59,6 +60,7 @@ class AccessMiddleware:
         if context is not None:
             address = (scope.get("client") or ("",))[0]
             context.client = address if key is None else f"key {key}"
+            context.owner = "" if key is None else digest(settings.api_keys[key])
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > MAX_DIGITS or int(length) > self.service.max_body:
             text = f"the request has {length[:20]} bytes, {self.service.max_body:,} are allowed (--max-body)"
@@ -88,6 +90,11 @@ def _key_of(headers: Headers, keys: tuple[str, ...]) -> int | None:
         given = token
     good = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
     return good.index(True) if any(good) else None
+
+
+def digest(key: str) -> str:
+    """What stands for a key where the key itself must not."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 class BodyLimitMiddleware:

@@ -19,7 +19,8 @@ CLIENT_LEFT: Final = 499  # the status that web servers note for clients who did
 @dataclass(slots=True)
 class RequestContext:
     """error: the kind of error that was answered; failed: it was the model's, and is counted already.  client: whose
-    turn it takes, a key's or an address's.  body_bytes: of its body, or that it may have; room: the memory for it."""
+    turn it takes, a key's or an address's.  owner: whose things it may see, "" where there are no keys.  body_bytes:
+    of its body, or that it may have; room: the memory for it."""
 
     id: str
     begun: float = field(default_factory=time.monotonic)
@@ -28,6 +29,7 @@ class RequestContext:
     failed: bool = False
     usages: list[Usage] = field(default_factory=list)
     client: str = ""
+    owner: str = ""
     body_bytes: int = 0
     room: "Room | None" = None
 
