@@ -25,6 +25,7 @@ from penstock.chat.prompt import Encoded, Piece
 from penstock.machine.private import make_private_file, private_folder
 
 MAX_ENTRIES: Final = 16_384
+MAX_BYTES: Final = 8 << 20  # of them in memory
 BUSY_TIMEOUT: Final = 0.2  # seconds that another process may keep the file busy
 PRUNE_EVERY: Final = 256  # entries added between two looks at how many there are
 
@@ -116,6 +117,7 @@ class LruStore:
     def __init__(self, file: Path | None = None, max_entries: int = MAX_ENTRIES):
         self._max_entries = max_entries
         self._entries: OrderedDict[str, bytes] = OrderedDict()  # least recently used first
+        self._bytes = 0
         self._lock = threading.Lock()
         self._added = 0
         self._file = _open(file) if file is not None else None
@@ -152,10 +154,10 @@ class LruStore:
                 self._file = None
 
     def _keep(self, name: str, value: bytes) -> None:
+        self._bytes += len(value) - len(self._entries.pop(name, b""))
         self._entries[name] = value
-        self._entries.move_to_end(name)
-        while len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+        while len(self._entries) > self._max_entries or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._entries.popitem(last=False)[1])
 
     def _from_file(self, name: str) -> bytes | None:
         if self._file is None:

@@ -13,7 +13,7 @@ from penstock.cli import options
 from penstock.engine.options import EngineOptions
 from penstock.environment import API_KEY
 from penstock.errors import OptionError
-from penstock.machine.memory import read_memory
+from penstock.machine.memory import keep_little_free_memory, read_memory
 from penstock.server.http.settings import LOG_LEVELS, LOOPBACK, Settings
 
 
@@ -47,6 +47,7 @@ def serve_command(
     budget = read_memory().safe_budget() if chosen.memory == "auto" else chosen.memory_bytes
     requests = request_memory(settings.max_body) if settings.max_body else share_of(budget)
     chosen = replace(chosen, request_bytes=requests)
+    keep_little_free_memory()
     start_logging(log_level, log_json, log_file)
     if settings.host not in LOOPBACK:
         print(

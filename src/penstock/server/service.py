@@ -25,7 +25,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
 from penstock.server.http.settings import Settings
-from penstock.server.http.work import Workers, largest_body
+from penstock.server.http.work import UNBROKEN, Workers, largest_body
 from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
@@ -67,6 +67,7 @@ class Service:
         reserved = engine.options.request_bytes
         self.max_body = settings.max_body or largest_body(engine.context, reserved)
         self.work = Workers(self.max_body)
+        engine.tokenizer.longest_unbroken = UNBROKEN
         self.created = int(time.time())
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None

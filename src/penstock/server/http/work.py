@@ -7,6 +7,7 @@ there is room for what becomes of it.
 
 import asyncio
 import contextvars
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ T = TypeVar("T")
 THREADS: Final = 2  # for small requests, and as many for costly work
 SMALL: Final = 64 << 10  # bytes of a body that is read at any time
 LONGEST: Final = 60.0  # seconds that a piece of work may take, waiting included
+EVERY: Final = 1.0  # seconds between two times that free memory is given back, while there is work
 MOST_WAITING: Final = 256  # pieces of work, or requests that wait for memory
 
 PER_TOKEN: Final = 32  # bytes of a body for each token of the context; text has four, escaped letters ten
@@ -31,6 +33,8 @@ FLOOR, CEILING = 2 << 20, 32 << 20  # of the largest body
 PREPARING: Final = 8  # bytes of memory for each byte of a body, while a prompt is made of it
 ANSWERING: Final = 3  # and until it is answered
 MAX_CONTAINERS: Final = 1 << 15  # objects and lists in a body
+UNBROKEN: Final = 1 << 17  # bytes of text without the end of a word or line, one such text at a time
+TOKENIZING: Final = 256 * UNBROKEN  # bytes of memory that the tokenizer takes for it
 STRUCTURE: Final = MAX_CONTAINERS << 10  # bytes of memory that they may take
 
 
@@ -41,12 +45,12 @@ def largest_body(context: int, reserved: int = 0) -> int:
     (2, 32, 6)
     """
     most = min(max(FLOOR, PER_TOKEN * context), CEILING)
-    return min(most, (reserved - STRUCTURE) // PREPARING) if reserved else most
+    return min(most, (reserved - STRUCTURE - TOKENIZING) // PREPARING) if reserved else most
 
 
 def request_memory(max_body: int) -> int:
     """Bytes of memory that requests take, if the largest has so many."""
-    return PREPARING * max_body + STRUCTURE
+    return PREPARING * max_body + STRUCTURE + TOKENIZING
 
 
 def share_of(budget: int | None) -> int:
@@ -133,6 +137,7 @@ class Workers:
     def __init__(self, max_body: int):
         self.memory = FairGate(PREPARING * max_body)
         self.quick, self.costly = Lane("quick"), Lane("costly")
+        self._returned = 0.0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The function's result, with threads for the size of the request that this task works for."""
@@ -165,8 +170,15 @@ class Workers:
             yield room
         finally:
             room.give()
-            if nbytes > SMALL and not self.memory.used:
-                self.costly.threads.submit(return_free_memory)
+            if nbytes > SMALL:
+                self._return_memory()
+
+    def _return_memory(self) -> None:
+        """After the last large request, and now and then while there are always some."""
+        now = time.monotonic()
+        if not self.memory.used or now - self._returned > EVERY:
+            self._returned = now
+            self.costly.threads.submit(return_free_memory)
 
 
 class Room:
