@@ -46,9 +46,9 @@ def test_bodies_and_prompts_are_read_elsewhere(
         threads.append(threading.current_thread().name)
         return encode(*args)
 
-    def checking(*args: Any) -> None:
+    def checking(*args: Any) -> int:
         threads.append(threading.current_thread().name)
-        check(*args)
+        return check(*args)
 
     monkeypatch.setattr(Tokenizer, "_ids", encoding)
     monkeypatch.setattr(bodies, "check_structure", checking)

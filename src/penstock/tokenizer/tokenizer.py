@@ -134,7 +134,10 @@ class Tokenizer:
         cut, begin = _CUT_AMONG_MARKERS if special else _CUT, 0
         cuttable = self._cuttable and not (special and self._odd_markers)
         while cuttable and len(text) - begin > _SEGMENT:
-            found = cut.search(text, begin + _SEGMENT)
+            # No further than matters: looking takes a second for thirty megabytes, and nobody else runs meanwhile.
+            found = cut.search(
+                text, begin + _SEGMENT, begin + _SEGMENT + (self.longest_unbroken or len(text))
+            )
             if found is None:
                 break
             yield begin, found.end()

@@ -1,9 +1,11 @@
 """The application on a socket: uvicorn, from the first connection to an orderly end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -18,6 +20,7 @@ from penstock.server.observe.logs import fields
 from penstock.server.service import Service
 
 BACKLOG: Final = 1024  # connections that the system keeps until they are accepted
+TURN: Final = 0.001  # seconds after which a busy thread lets the event loop run; Python's own five add up
 KEEP_ALIVE: Final = 65  # seconds between two requests of a connection: more than proxies leave
 
 
@@ -75,6 +78,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._state == "failed"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        sys.setswitchinterval(TURN)
+        gc.collect()
+        gc.freeze()  # what is here already stays, and need not be looked through again and again
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

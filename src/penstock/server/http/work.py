@@ -17,6 +17,7 @@ from typing import Final, ParamSpec, TypeVar
 from penstock.errors import BusyError
 from penstock.machine.memory import return_free_memory
 from penstock.server.http.errors import ApiError
+from penstock.server.http.json_pieces import MAX_CONTAINERS
 from penstock.server.http.request_context import current_request
 
 P = ParamSpec("P")
@@ -32,10 +33,9 @@ PER_TOKEN: Final = 32  # bytes of a body for each token of the context; text has
 FLOOR, CEILING = 2 << 20, 32 << 20  # of the largest body
 PREPARING: Final = 8  # bytes of memory for each byte of a body, while a prompt is made of it
 ANSWERING: Final = 3  # and until it is answered
-MAX_CONTAINERS: Final = 1 << 15  # objects and lists in a body
 UNBROKEN: Final = 1 << 17  # bytes of text without the end of a word or line, one such text at a time
 TOKENIZING: Final = 256 * UNBROKEN  # bytes of memory that the tokenizer takes for it
-STRUCTURE: Final = MAX_CONTAINERS << 10  # bytes of memory that they may take
+STRUCTURE: Final = MAX_CONTAINERS << 10  # bytes of memory that the objects and lists of a body may take
 
 
 def largest_body(context: int, reserved: int = 0) -> int:
