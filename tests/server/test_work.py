@@ -18,7 +18,7 @@ from penstock.engine.engine import Engine
 from penstock.errors import BusyError
 from penstock.pocket import pocket_path
 from penstock.server.api import llamacpp
-from penstock.server.http import bodies, work
+from penstock.server.http import bodies, json_pieces, work
 from penstock.server.http.work import SMALL, FairGate, Workers, largest_body, request_memory, share_of
 from penstock.server.service import Service
 from penstock.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ ASKING: dict[str, dict[str, Any]] = {
 def test_bodies_and_prompts_are_read_elsewhere(
     client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, encode, check = [], Tokenizer._ids, bodies.check_structure
+    threads, encode, check = [], Tokenizer._ids, json_pieces.check_structure
 
     def encoding(*args: Any) -> list[int]:
         threads.append(threading.current_thread().name)

@@ -24,6 +24,8 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.server.http.errors import ApiError
+from penstock.server.http.keys import Charge, Keys
+from penstock.server.http.request_context import current_request
 from penstock.server.http.settings import Settings
 from penstock.server.http.work import UNBROKEN, Workers, largest_body
 from penstock.server.prefill_speed import PrefillSpeed
@@ -69,6 +71,7 @@ class Service:
         self.work = Workers(self.max_body)
         engine.tokenizer.longest_unbroken = UNBROKEN
         self.created = int(time.time())
+        self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
         self.prefill_speed = PrefillSpeed(engine, scheduler)
@@ -133,6 +136,9 @@ class Service:
         request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
+        context = current_request()
+        if context is not None and context.key is not None:
+            followers.append(Charge(context.key).add)
         timer = self._timer(usage, tell)
         try:
             if self.scheduler.prefix_cache.disk is not None and score is None:

@@ -16,6 +16,7 @@ from penstock.errors import OptionError
 from penstock.server.http.app import create_app
 from penstock.server.http.connections import ACCEPTED
 from penstock.server.http.limits import MAX_HEAD, LimitedProtocol
+from penstock.server.http.tls import Certificate, tls_protocol
 from penstock.server.observe.logs import fields
 from penstock.server.service import Service
 
@@ -33,32 +34,34 @@ def listen(host: str, port: int) -> socket.socket:
         raise OptionError(f"cannot listen on {host} port {port}: {error}") from None
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     """Where a client finds the server.
 
     >>> address(listen("127.0.0.1", 8080))  # doctest: +SKIP
     'http://127.0.0.1:8080'
     """
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
     """Ends when it is told to, or if the model cannot be loaded.  Answers may go on for `farewell` seconds then;
-    those that are left end as any failed answer does.  `show_loading` is called with the engine's progress."""
+    those that are left end as any failed answer does.  `show_loading` is called with the engine's progress.  With a
+    certificate, it speaks HTTPS."""
 
     def __init__(
         self,
         service: Service,
         farewell: float,
         show_loading: Callable[[Loading | None], None] = lambda _: None,
+        certificate: Certificate | None = None,
     ):
-        self.service, self.farewell = service, farewell
+        self.service, self.farewell, self.certificate = service, farewell, certificate
         self._show_loading, self._state = show_loading, ""
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http=LimitedProtocol,
+                http=LimitedProtocol if certificate is None else tls_protocol(certificate),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -90,6 +93,15 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         await ending
 
+    def _reload(self, *_: object) -> None:
+        """Keys and certificate as their files have them now.  What cannot be read stays as it was."""
+        for each in (self.service.keys, self.certificate):
+            if each is not None:
+                try:
+                    each.reload()
+                except OptionError as error:
+                    logging.getLogger(__name__).error("%s", error)
+
     def run_until_signal(self, listener: socket.socket) -> None:
         """Until SIGTERM or SIGINT.  Raises why there is no model, if that is the end."""
 
@@ -99,6 +111,7 @@ class Server(uvicorn.Server):
         # uvicorn raises the signal again once it is done; with this that is the orderly end that was asked for.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
+        signal.signal(signal.SIGHUP, self._reload)
         self.run(sockets=[listener])
         if self.service.scheduler.failure is not None:
             raise self.service.scheduler.failure
