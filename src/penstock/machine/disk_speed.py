@@ -84,7 +84,7 @@ def read_bandwidth(path: Path, seconds: float = SECONDS, threads: int = THREADS)
         try:
             while True:  # once at least, however late a busy machine lets the thread begin
                 offset = places.randrange(0, size - PIECE + 1, ALIGNMENT)
-                if not direct:
+                if not direct and hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(fd, offset, PIECE, os.POSIX_FADV_DONTNEED)
                 count = os.preadv(fd, [buffer], offset)  # lets the other threads run
                 finished.append((count, time.perf_counter() - begin))

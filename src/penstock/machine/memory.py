@@ -1,18 +1,16 @@
 """How much memory there is for this process: the machine's, and what control groups leave of it."""
 
-import ctypes
 import os
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Final
 
+from penstock.machine import macos
 from penstock.machine.groups import find_groups
 from penstock.machine.kernel_files import CGROUPS, PROC, counters, number, text
 
 NO_LIMIT: Final = 1 << 62  # the first version of control groups writes "none" as a number beyond this
-# M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of glibc's malloc.h.
-MALLOC_OPTIONS: Final = {-3: 256 << 10, -1: 1 << 20, -8: 4}
 SMALLEST_MARGIN: Final = 512 << 20
 
 
@@ -69,28 +67,20 @@ class Memory:
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """What this process has in memory now, pages of mapped files included; None where the kernel does not tell."""
+    if macos.HERE:
+        return macos.resident_bytes()
     fields = (text(proc / "self" / "statm") or "").split()
     return int(fields[1]) * PAGESIZE if len(fields) > 1 and fields[1].isdecimal() else None
 
 
-def return_free_memory() -> None:
-    """Lets the system have what has been freed: the allocator would keep some of it for later."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
-        trim(0)
-
-
-def keep_little_free_memory() -> None:
-    """From now on the allocator keeps less of what is freed: large pieces are the system's again at once (glibc would
-    learn to keep those of up to 32 MiB), and threads share few heaps instead of eight for each processor."""
-    if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        for option, value in MALLOC_OPTIONS.items():
-            set_option(option, value)
-
-
 def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:
     """As it is now."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if macos.HERE:
+        pages = macos.pages()
+        return Memory(total, pages.available if pages else total // 2, macos.swap_bytes())
     fields = _meminfo(proc)
-    total = fields.get("MemTotal", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    total = fields.get("MemTotal", total)
     return Memory(
         total=total,
         available=fields.get("MemAvailable", total // 2),

@@ -12,11 +12,11 @@ import hmac
 import math
 import re
 import stat
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from penstock.engine.progress import PrefillProgress
@@ -80,7 +80,7 @@ class Key:
 
     def debt(self) -> float:
         """Tokens that count as used in this minute."""
-        now, allowed = time.monotonic(), self.tokens_per_minute or 0
+        now, allowed = monotonic(), self.tokens_per_minute or 0
         self._debt = max(0.0, self._debt - (now - self._at) * allowed / MINUTE)
         self._at = now
         return self._debt
@@ -152,7 +152,9 @@ def read_key_file(file: Path, first: int = 1) -> list[Key]:
     except UnicodeDecodeError:
         raise OptionError(f"{where}: not UTF-8 text") from None
     if stat.S_ISREG(mode) and mode & 0o077:
-        raise OptionError(f"{where}: others than its owner may read or change it; `chmod 600 {file}` ends that")
+        raise OptionError(
+            f"{where}: others than its owner may read or change it; `chmod 600 {file}` ends that"
+        )
     found: list[Key] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()

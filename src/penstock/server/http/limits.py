@@ -178,7 +178,7 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if not self.connections.add(self):
+        if not self.all_connections.add(self):
             transport.write(TOO_MANY)
             transport.close()
             return
@@ -191,7 +191,7 @@ class LimitedProtocol(H11Protocol):
         return found
 
     @property
-    def connections(self) -> Connections:
+    def all_connections(self) -> Connections:
         found: Connections = self.config.app.state.connections  # type: ignore[union-attr]
         return found
 
@@ -208,7 +208,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self.connections.used(self)
+        self.all_connections.used(self)
         if self.conn.their_state is h11.IDLE:  # perhaps the next request of a connection that was kept
             self._start_timer()
         super().data_received(data)
@@ -216,13 +216,13 @@ class LimitedProtocol(H11Protocol):
             self._stop_timer()
 
     def on_response_complete(self) -> None:
-        self.connections.used(self)
+        self.all_connections.used(self)
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # a part of the next head
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.connections.remove(self)
+        self.all_connections.remove(self)
         self._stop_timer()
         super().connection_lost(exc)
 

@@ -20,7 +20,8 @@ CLIENT_LEFT: Final = 499  # the status that web servers note for clients who did
 @dataclass(slots=True)
 class RequestContext:
     """error: the kind of error that was answered; failed: it was the model's, and is counted already.  client: whose
-    turn it takes, a key's or an address's; key: what it was opened with.  body_bytes: of its body, or that it may have; room: the memory for it."""
+    turn it takes, a key's or an address's; key: what opened the server to it.  body_bytes: of its body, or that it
+    may have; room: the memory for it."""
 
     id: str
     begun: float = field(default_factory=time.monotonic)

@@ -19,7 +19,10 @@ class Settings:
     """Checked on creation.  A new setting is one more field: see `penstock.engine.options`."""
 
     host: str = option(
-        "127.0.0.1", text(), "Address to listen on; beyond this machine only with a key, or --no-key.", **SERVER
+        "127.0.0.1",
+        text(),
+        "Address to listen on; beyond this machine only with a key, or --no-key.",
+        **SERVER,
     )
     port: int = option(8080, whole(0, 65535), "Port to listen on; 0 takes a free one.", **SERVER)
     name: str = option("deepseek-v4", text(), "What the model is called.", **SERVER)
@@ -34,12 +37,16 @@ class Settings:
     api_key_file: Path | None = option(
         None,
         file(),
-        "A file of keys, one in each line: KEY, or NAME KEY [concurrency=N] [tokens_per_minute=N].  Read again on SIGHUP.",
+        "A file of keys, one in each line: KEY, or NAME KEY [concurrency=N] [tokens_per_minute=N]; read again on "
+        "SIGHUP.",
         unset="none",
         **SERVER,
     )
     no_key: bool = option(
-        False, switch(), "Whoever can reach the server may use it: no key is needed beyond this machine.", **SERVER
+        False,
+        switch(),
+        "Whoever can reach the server may use it: no key is needed beyond this machine.",
+        **SERVER,
     )
     tls_cert: Path | None = option(
         None, file(), "Speak HTTPS with this certificate (PEM, with its chain).", unset="HTTP", **SERVER
@@ -107,7 +114,7 @@ class Settings:
         if self.host not in LOOPBACK and not keyed and not self.no_key:
             raise OptionError(
                 f"--host {self.host} lets others than this machine in: --api-key or --api-key-file is needed, or "
-                "--no-key, with which whoever can reach the server may use it, see how it is used and erase its sessions"
+                "--no-key, with which whoever can reach the server may use it, watch it and erase its sessions"
             )
         if keyed and self.no_key:
             raise OptionError("--no-key lets everybody in, and a key keeps strangers out: choose one of them")

@@ -43,7 +43,9 @@ class Certificate:
             if error.reason == "KEY_VALUES_MISMATCH":
                 text = f"--tls-key {self.key} is not the key of the certificate in --tls-cert {self.cert}"
             else:
-                text = f"--tls-cert {self.cert}, --tls-key {self.key}: cannot be used: {error.reason or error}"
+                text = (
+                    f"--tls-cert {self.cert}, --tls-key {self.key}: cannot be used: {error.reason or error}"
+                )
             raise OptionError(text) from None
 
     def _password(self) -> str:
@@ -73,8 +75,10 @@ def tls_protocol(certificate: Certificate) -> type[asyncio.Protocol]:
 
         def __init__(self, **made_with: Any):
             self._inner = LimitedProtocol(**made_with)
-            self._all: Connections = self._inner.connections
+            self._all: Connections = self._inner.all_connections
             self._task: asyncio.Task[None] | None = None
+            self._early = b""  # what comes with the last word of the handshake
+            self._lost = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             self._transport = transport
@@ -88,23 +92,32 @@ def tls_protocol(certificate: Certificate) -> type[asyncio.Protocol]:
         def end(self) -> None:
             self._transport.abort()
 
-        def connection_lost(self, exc: Exception | None) -> None:
+        def data_received(self, data: bytes) -> None:
+            self._early += data
+
+        def connection_lost(self, _: Exception | None) -> None:
+            self._lost = True
             self._all.remove(self)
 
         async def _encrypt(self) -> None:
             encrypted = None
-            with suppress(OSError, asyncio.CancelledError):  # ssl's errors, time that is over, a client that has gone
+            with suppress(
+                OSError, asyncio.CancelledError
+            ):  # ssl's errors, time that is over, a client that has gone
                 encrypted = await asyncio.get_running_loop().start_tls(
                     self._transport,
-                    self._inner,
+                    self,
                     certificate.context,
                     server_side=True,
                     ssl_handshake_timeout=self._inner.patience or None,
                 )
             self._all.remove(self)
-            if encrypted is None:
+            if encrypted is None or self._lost:
                 self._transport.abort()
-            else:
-                self._inner.connection_made(encrypted)
+                return
+            encrypted.set_protocol(self._inner)
+            self._inner.connection_made(encrypted)
+            if self._early:
+                self._inner.data_received(self._early)
 
     return Handshake

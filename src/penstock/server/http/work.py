@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Final, ParamSpec, TypeVar
 
 from penstock.errors import BusyError
-from penstock.machine.memory import return_free_memory
+from penstock.machine.pages import give_back_freed
 from penstock.server.http.errors import ApiError
 from penstock.server.http.json_pieces import MAX_CONTAINERS
 from penstock.server.http.request_context import current_request
@@ -178,7 +178,7 @@ class Workers:
         now = time.monotonic()
         if not self.memory.used or now - self._returned > EVERY:
             self._returned = now
-            self.costly.threads.submit(return_free_memory)
+            self.costly.threads.submit(give_back_freed)
 
 
 class Room:

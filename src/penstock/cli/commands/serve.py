@@ -12,7 +12,8 @@ from penstock.cli import options
 from penstock.engine.options import EngineOptions
 from penstock.environment import API_KEY
 from penstock.errors import OptionError
-from penstock.machine.memory import keep_little_free_memory, read_memory
+from penstock.machine.memory import read_memory
+from penstock.machine.pages import keep_little_freed
 from penstock.server.http.settings import LOG_LEVELS, LOOPBACK, Settings
 
 
@@ -47,7 +48,7 @@ def serve_command(
     budget = read_memory().safe_budget() if chosen.memory == "auto" else chosen.memory_bytes
     requests = request_memory(settings.max_body) if settings.max_body else share_of(budget)
     chosen = replace(chosen, request_bytes=requests)
-    keep_little_free_memory()
+    keep_little_freed()
     start_logging(log_level, log_json, log_file)
     certificate = None
     if settings.tls_cert is not None and settings.tls_key is not None:
