@@ -19,7 +19,7 @@ from penstock.errors import BusyError
 from penstock.pocket import pocket_path
 from penstock.server.api import llamacpp
 from penstock.server.http import bodies, json_pieces, work
-from penstock.server.http.work import SMALL, FairGate, Workers, largest_body, request_memory, share_of
+from penstock.server.http.work import SMALL, FairGate, Turn, Workers, largest_body, request_memory, share_of
 from penstock.server.service import Service
 from penstock.tokenizer import Tokenizer
 
@@ -118,10 +118,10 @@ def test_work_has_a_time_limit(client: TestClient, monkeypatch: pytest.MonkeyPat
 def test_clients_take_turns() -> None:
     async def scene() -> list[str]:
         gate, served = FairGate(1), list[str]()
-        await gate.take(1, "first")
+        await gate.take(1, Turn("first"))
 
         async def ask(client: str) -> None:
-            await gate.take(1, client)
+            await gate.take(1, Turn(client))
             served.append(client)
             gate.give(1)
 
@@ -135,19 +135,63 @@ def test_clients_take_turns() -> None:
     assert asyncio.run(scene()) == ["many", "one", "many", "one", "many", "many"]
 
 
+def test_small_requests_do_not_wait_for_all_large_ones_of_the_same_address() -> None:
+    async def scene() -> list[int]:
+        gate, served = FairGate(1), list[int]()
+        await gate.take(1, Turn("a"))
+
+        async def ask(magnitude: int) -> None:
+            await gate.take(1, Turn("a", magnitude))
+            served.append(magnitude)
+            gate.give(1)
+
+        tasks = [asyncio.ensure_future(ask(magnitude)) for magnitude in [20] * 4 + [12]]
+        await asyncio.sleep(0)
+        gate.give(1)
+        await asyncio.gather(*tasks)
+        return served
+
+    assert asyncio.run(scene()) == [20, 12, 20, 20, 20]
+
+
+def test_who_has_most_waiting_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "MOST_WAITING", 4)
+
+    async def scene() -> None:
+        gate = FairGate(1)
+        await gate.take(1, Turn("a"))
+        crowd = [asyncio.ensure_future(gate.take(1, Turn("many", at))) for at in (5, 9, 9, 5)]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await gate.take(1, Turn("many"))
+        one = asyncio.ensure_future(gate.take(1, Turn("one")))
+        await asyncio.sleep(0)
+        assert gate.waiting == 4
+        gate.give(1)  # of the crowd
+        gate.give(1)
+        await one
+        done = [task for task in crowd if task.done()]
+        assert [type(task.exception()) for task in done] == [type(None), BusyError]
+        assert done[1] is crowd[2]
+        for task in crowd:
+            task.cancel()
+
+    asyncio.run(scene())
+
+
 def test_who_goes_away_holds_up_nobody() -> None:
     async def scene() -> None:
         gate = FairGate(10)
-        await gate.take(8, "a")
-        large = asyncio.ensure_future(gate.take(9, "b"))
-        small = asyncio.ensure_future(gate.take(2, "c"))
+        await gate.take(8, Turn("a"))
+        large = asyncio.ensure_future(gate.take(9, Turn("b")))
+        small = asyncio.ensure_future(gate.take(2, Turn("c")))
         await asyncio.sleep(0)
         assert gate.waiting == 2
         large.cancel()
         await small
         assert gate.used == 10
         gate.give(2)
-        granted = asyncio.ensure_future(gate.take(9, "d"))
+        granted = asyncio.ensure_future(gate.take(9, Turn("d")))
         await asyncio.sleep(0)
         gate.give(8)
         granted.cancel()  # at the very moment when its turn comes
@@ -163,11 +207,11 @@ def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene() -> None:
         gate = FairGate(1)
-        await gate.take(1, "a")
-        waiting = asyncio.ensure_future(gate.take(1, "a"))
+        await gate.take(1, Turn("a"))
+        waiting = asyncio.ensure_future(gate.take(1, Turn("a")))
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="waiting"):
-            await gate.take(1, "b")
+            await gate.take(1, Turn("b"))
         waiting.cancel()
 
     asyncio.run(scene())

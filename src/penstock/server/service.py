@@ -133,10 +133,11 @@ class Service:
         label, until = self._pin
         pin = label if shared and time.monotonic() < until else ""
         self.pins += bool(pin)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin)
+        context = current_request()
+        client = "" if context is None else context.client
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin, client)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
-        context = current_request()
         if context is not None and context.key is not None:
             followers.append(Charge(context.key).add)
         timer = self._timer(usage, tell)
