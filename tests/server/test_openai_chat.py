@@ -440,7 +440,7 @@ def test_a_custom_tool_is_called_with_text(client: TestClient, choice: Any) -> N
     assert (deltas[0]["type"], deltas[0]["custom"]["name"]) == ("custom", "shell")
     assert "".join(delta["custom"]["input"] for delta in deltas) == call["custom"]["input"]
 
-    history = [*body["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]  # type: ignore[misc]
+    history = [*body["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
     again = client.post("/v1/chat/completions", json={**body, "messages": history, "tool_choice": "none"})
     assert again.status_code == 200
 
