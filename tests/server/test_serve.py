@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from penstock.cli.commands.serve import read_keys
 from penstock.cli.main import app
-from penstock.cli.serve import read_keys
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError, PenstockError, ReadError
 from penstock.pocket import pocket_path

@@ -64,7 +64,7 @@ def test_what_must_exceed_a_limit_is_refused_early(
 ) -> None:
     longest, counting = made.longest, Counting(made._plain)
     monkeypatch.setattr(made, "_plain", counting)
-    with pytest.raises(ContextLengthError, match="100 leave room"):
+    with pytest.raises(ContextLengthError, match="room for 100"):
         made.encode(text, most=100)
     assert counting.characters < 100 * longest + 2 * tokenizer._SEGMENT
 

@@ -1,7 +1,10 @@
-"""Memory of the process's own, by the page: addresses first, memory when something is written there."""
+"""Memory of the process's own, by the page: addresses first, memory when something is written there, and back."""
 
+import ctypes
 import mmap
 from contextlib import suppress
+
+from penstock.machine import macos
 
 
 def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
@@ -17,3 +20,18 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
         with suppress(OSError):  # a kernel without large pages
             memory.madvise(advice)
     return memory
+
+
+def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:
+    """The system may have these pages.  What they hold next is not said: nothing, or what they held."""
+    advice = getattr(mmap, "MADV_FREE_REUSABLE", mmap.MADV_FREE) if macos.HERE else mmap.MADV_DONTNEED
+    memory.madvise(advice, start, nbytes)
+
+
+def give_back_freed() -> None:
+    """Lets the system have what has been freed: the allocator would keep some of it for later."""
+    calls = ctypes.CDLL(None)
+    if macos.HERE and hasattr(calls, "malloc_zone_pressure_relief"):
+        calls.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))
+    elif hasattr(calls, "malloc_trim"):  # of glibc
+        calls.malloc_trim(0)

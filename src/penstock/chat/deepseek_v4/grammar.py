@@ -34,7 +34,7 @@ _OPENINGS: Final = tuple(f"<{mark}".encode() for mark in (DSML, LOST_BAR))
 _CLOSINGS: Final = (CLOSING_MARK.encode(), f"</{LOST_BAR}".encode())
 _END_THINK: Final = (END_THINK.encode(),)
 _MARKER_PLACES: Final = (b"<", b"</")
-_CALL_PLACE: Final = re.compile(rb"(?s:.*\n)?\s*<")  # of the text since the turn, or the answer, began
+_CALL_PLACE: Final = re.compile(rb"(?s:.*\n)? {0,3}<")  # of the text since the turn, or the answer, began
 _BEGIN_BLOCK: Final = OPEN_BLOCK.removeprefix(f"<{DSML}")
 
 # How JSON is written in a parameter; no options of the client's own.  Spaces are as DeepSeek's encoder writes them,

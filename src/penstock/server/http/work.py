@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Final, ParamSpec, TypeVar
 
 from penstock.errors import BusyError
-from penstock.machine.memory import return_free_memory
+from penstock.machine.pages import give_back_freed
 from penstock.server.http.errors import ApiError
 from penstock.server.http.request_context import current_request
 
@@ -166,7 +166,7 @@ class Workers:
         finally:
             room.give()
             if nbytes > SMALL and not self.memory.used:
-                self.costly.threads.submit(return_free_memory)
+                self.costly.threads.submit(give_back_freed)
 
 
 class Room:
