@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: what is asked, what comes back, whole and in pieces."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from starlette.testclient import TestClient
 
 from penstock.chat.messages import Role, Thinking
 from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.service import Service
 from tests.server.conftest import events
 
 HELLO: dict[str, Any] = {
@@ -395,3 +397,57 @@ def test_extremes_are_answered(client: TestClient) -> None:
     wild = {"top_k": 1 << 70, "temperature": 1e-30, "seed": -(1 << 70), "logit_bias": {"5": -100}, "user": {}}
     assert post(client, HELLO, **wild, max_tokens=2)["choices"]
     assert post(client, HELLO, top_k=-1, stop=None, n=None, tools=None)["choices"]
+
+
+# ── custom tools ──────────────────────────────────────────────────────────────────────────────────────────
+
+SHELL = {
+    "type": "custom",
+    "custom": {
+        "name": "shell",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "ls( -[al]{1,2})?"}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "custom", "custom": {"name": "shell"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "shell"}}]},
+        },
+    ],
+)
+def test_a_custom_tool_is_called_with_text(client: TestClient, choice: Any) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [SHELL],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "seed": 1,
+    }
+    message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert (call["type"], call["custom"]["name"]) == ("custom", "shell")
+    assert re.fullmatch("ls( -[al]{1,2})?", call["custom"]["input"])
+
+    *chunks, done = events(client.post("/v1/chat/completions", json={**body, "stream": True}).text)
+    assert done == "[DONE]"
+    deltas = [d for chunk in chunks for d in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert (deltas[0]["type"], deltas[0]["custom"]["name"]) == ("custom", "shell")
+    assert "".join(delta["custom"]["input"] for delta in deltas) == call["custom"]["input"]
+
+    history = [*body["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
+    again = client.post("/v1/chat/completions", json={**body, "messages": history, "tool_choice": "none"})
+    assert again.status_code == 200
+
+
+def test_the_same_weights_have_the_same_fingerprint(client: TestClient, service: Service) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    whole = client.post("/v1/chat/completions", json=body).json()
+    *chunks, _ = events(client.post("/v1/chat/completions", json={**body, "stream": True}).text)
+    expected = f"fp_{service.engine.fingerprint[:12]}"
+    assert {answer["system_fingerprint"] for answer in [whole, *chunks]} == {expected}

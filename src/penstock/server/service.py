@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import cached_property, partial
@@ -54,8 +54,11 @@ Observer = Callable[[Sequence[int], Usage], Follower]
 
 
 class ModelSize(NamedTuple):
+    """kind: the type that most of its bytes have."""
+
     parameters: int
     bytes: int
+    kind: str
 
 
 class Service:
@@ -98,7 +101,10 @@ class Service:
     def model_size(self) -> ModelSize:
         tensors = self.engine.checkpoint.index.values()
         parameters = sum(math.prod(tensor.shape) for tensor in tensors)
-        return ModelSize(parameters, sum(tensor.total_bytes for tensor in tensors))
+        kinds = Counter[str]()
+        for tensor in tensors:
+            kinds[tensor.kind.name] += tensor.total_bytes
+        return ModelSize(parameters, kinds.total(), kinds.most_common(1)[0][0])
 
     def pin(self, label: str) -> None:
         """System prompts that come within the next half minute are pinned under this label."""

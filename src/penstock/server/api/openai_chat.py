@@ -345,7 +345,7 @@ class ChatChoice:
     def note(self, token: Token) -> None:
         if self._body.logprobs and not token.marker:
             part = self._new.setdefault("reasoning_content" if token.reasoning else "content", [])
-            part.append(_logprob_object(self._service.engine.tokenizer, token.step))
+            part.append(logprob_object(self._service.engine.tokenizer, token.step))
 
 
 def message_object(message: Message, customs: Container[str] = ()) -> Json:
@@ -404,7 +404,7 @@ def progress_object(progress: PrefillProgress) -> Json:
     }
 
 
-def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
+def logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
     def entry(token: int, logprob: float) -> Json:
         raw = list(tokenizer.token_bytes(token))
         return {"token": token_name(tokenizer, token), "logprob": finite(logprob), "bytes": raw}

@@ -21,6 +21,8 @@ from penstock.server.api import (
     openai_chat,
     openai_completions,
 )
+from penstock.server.api.ollama import answer as ollama_answer
+from penstock.server.api.ollama import models as ollama_models
 from penstock.server.api.responses import routes as responses
 from penstock.server.http.connections import Connections, room_for_connections
 from penstock.server.http.errors import ApiError, api_error, is_anthropic, respond
@@ -38,6 +40,8 @@ ROUTERS: Final = [
     openai_completions.router,
     llamacpp.router,
     llamacpp_completion.router,
+    ollama_answer.router,
+    ollama_models.router,
     metrics.router,
     dashboard.router,
 ]
@@ -57,10 +61,13 @@ ERRORS: Final[dict[int | str, str]] = {
     504: "The request took too long.",
     "4XX": "The request is refused for another reason.",
 }
-STREAMS: Final = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
-    *("/completion", "/completions", "/infill"),
-)
+STREAMS: Final = {
+    "text/event-stream": (
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+        *("/completion", "/completions", "/infill"),
+    ),
+    "application/x-ndjson": ("/api/chat", "/api/generate", "/api/pull"),
+}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -105,8 +112,9 @@ def _describe_streams(app: FastAPI) -> None:
 
     def with_streams() -> dict[str, Any]:
         found = describe()
-        for path in STREAMS:
-            found["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
+        for kind, paths in STREAMS.items():
+            for path in paths:
+                found["paths"][path]["post"]["responses"]["200"]["content"][kind] = {}
         return found
 
     app.openapi = with_streams  # type: ignore[method-assign]

@@ -139,6 +139,10 @@ def llamacpp_envelope(error: ApiError) -> dict[str, Any]:
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
+def ollama_envelope(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
 def is_anthropic(path: str) -> bool:
     return path.startswith("/v1/messages")
 
@@ -149,6 +153,8 @@ def envelope(path: str, error: ApiError) -> dict[str, Any]:
         return anthropic_envelope(error)
     if path.startswith("/v1/"):
         return openai_envelope(error)
+    if path.startswith("/api/"):
+        return ollama_envelope(error)
     return llamacpp_envelope(error)
 
 

@@ -23,7 +23,17 @@ from penstock.server.service import Service
 
 # Paths, and beginnings of paths that end with a slash.
 PUBLIC: Final = ("/health", "/v1/health", "/", dashboard.ASSETS)  # no key needed; the page asks for it
-WHILE_LOADING: Final = (*PUBLIC, "/dashboard/", "/metrics", "/props", "/v1/models", "/v1/models/")
+WHILE_LOADING: Final = (
+    *PUBLIC,
+    "/dashboard/",
+    "/metrics",
+    "/props",
+    "/v1/models",
+    "/v1/models/",
+    "/api/version",
+    "/api/tags",
+    "/api/ps",
+)
 MAX_DIGITS: Final = 20  # of a number of bytes; Python reads no numbers of thousands of them
 MAX_HEAD: Final = 64 << 10  # bytes of all headers and the path
 HEADERS_TOO_LARGE: Final = 431

@@ -51,6 +51,10 @@ def _ascii(value: dict[str, Any] | list[dict[str, Any]]) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def json_line(payload: dict[str, Any]) -> str:
+    return _ascii(payload) + "\n"
+
+
 class EventStream(StreamingResponse):
     """Sends what `lines` yields.  Made by `open`.
 
@@ -156,6 +160,12 @@ class EventStream(StreamingResponse):
         with suppress(asyncio.CancelledError):
             await self._reader
         await self._lines.aclose()
+
+
+class LineStream(EventStream):
+    """The same, as lines of JSON."""
+
+    media_type = "application/x-ndjson"
 
 
 def _for_client(error: Exception) -> ApiError:
