@@ -25,6 +25,8 @@ from penstock.server.http.connections import Connections, room_for_connections
 from penstock.server.http.errors import ApiError, api_error, respond
 from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
 from penstock.server.observe import dashboard, logs, metrics, request_trace
+from penstock.server.page import page
+from penstock.server.page.renderer import Renderer
 from penstock.server.service import Service
 
 ROUTERS: Final = [
@@ -36,6 +38,7 @@ ROUTERS: Final = [
     llamacpp.router,
     metrics.router,
     dashboard.router,
+    page.router,
 ]
 
 # For the description of the API.  "4XX" keeps FastAPI from naming its own 422, which nobody gets.
@@ -60,11 +63,12 @@ def create_app(service: Service) -> FastAPI:
     """The application.  It starts and stops the service."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         try:
             yield
         finally:
+            app.state.renderer.close()
             await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
 
     app = FastAPI(
@@ -75,6 +79,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,  # a redirection goes to whatever `Host` says
     )
     app.state.service = service
+    app.state.renderer = Renderer()
     most = room_for_connections(service.settings.max_connections)
     app.state.connections = Connections(most, min(most, service.settings.max_connections_per_address))
     for router in ROUTERS:

@@ -17,11 +17,11 @@ from penstock.server.http.errors import ApiError, api_error, respond
 from penstock.server.http.request_context import current_request
 from penstock.server.http.strangers import refusal_of_stranger
 from penstock.server.http.work import Workers
-from penstock.server.observe import dashboard
+from penstock.server.page.page import ASSETS
 from penstock.server.service import Service
 
 # Paths, and beginnings of paths that end with a slash.
-PUBLIC: Final = ("/health", "/v1/health", "/", dashboard.ASSETS)  # no key needed; the page asks for it
+PUBLIC: Final = ("/health", "/v1/health", "/", ASSETS)  # no key needed; the page asks for it
 WHILE_LOADING: Final = (*PUBLIC, "/dashboard/", "/metrics", "/props", "/v1/models", "/v1/models/")
 MAX_DIGITS: Final = 20  # of a number of bytes; Python reads no numbers of thousands of them
 MAX_HEAD: Final = 64 << 10  # bytes of all headers and the path
@@ -37,7 +37,7 @@ class AccessMiddleware:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(dashboard.ASSETS):
+        if scope["type"] == "http" and not scope["path"].startswith(ASSETS):
             scope["path"] = scope["path"].rstrip("/") or "/"
         error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
