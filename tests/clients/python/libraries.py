@@ -55,8 +55,15 @@ async def pydantic_ai() -> dict[str, Any]:
 
 
 async def openai_agents() -> dict[str, Any]:
-    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner
-    from agents import function_tool, set_tracing_disabled
+    from agents import (
+        Agent,
+        ModelSettings,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        function_tool,
+        set_tracing_disabled,
+    )
     from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
@@ -152,7 +159,9 @@ def haystack() -> dict[str, Any]:
 def dspy() -> dict[str, Any]:
     import dspy
 
-    model = dspy.LM(f"openai/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, temperature=0, max_tokens=400, cache=False)
+    model = dspy.LM(
+        f"openai/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, temperature=0, max_tokens=400, cache=False
+    )
     form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": Sum.model_json_schema()}}
     with dspy.context(lm=model.copy(response_format=form), adapter=dspy.JSONAdapter()):
         made = dspy.Predict("question -> total: int, right: bool")(question=SUM)
@@ -165,7 +174,7 @@ def smolagents() -> dict[str, Any]:
     class Weather(Tool):  # type: ignore[misc]
         name = "get_weather"
         description = "Get the weather for a city."
-        inputs = {"city": {"type": "string", "description": "Name of the city."}}
+        inputs = {"city": {"type": "string", "description": "Name of the city."}}  # noqa: RUF012
         output_type = "object"
 
         def forward(self, city: str) -> dict[str, Any]:
@@ -177,14 +186,16 @@ def smolagents() -> dict[str, Any]:
     called = model.generate([{"role": "user", "content": CITY}], tools_to_call_from=[Weather()])
     (call,) = called.tool_calls
     get_weather(**json.loads(call.function.arguments))
-    ToolCallingAgent(tools=[Weather()], model=model, max_steps=2, verbosity_level=0).run(CITY)  # says what it likes
+    ToolCallingAgent(tools=[Weather()], model=model, max_steps=2, verbosity_level=0).run(
+        CITY
+    )  # says what it likes
     del calls[1:]
     return {"whole": model.generate(asked).content, "pieces": [delta.content or "" for delta in deltas]}
 
 
 def langgraph() -> dict[str, Any]:
-    from langchain_openai import ChatOpenAI
     from langchain.agents import create_agent  # LangGraph's own agent
+    from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, temperature=0, max_retries=0)
 
@@ -205,7 +216,9 @@ def langgraph() -> dict[str, Any]:
 def llm() -> dict[str, Any]:
     from llm.default_plugins.openai_models import Chat
 
-    model = Chat(MODEL, model_name=MODEL, api_base=f"{URL}/v1", key=KEY, supports_tools=True, supports_schema=True)
+    model = Chat(
+        MODEL, model_name=MODEL, api_base=f"{URL}/v1", key=KEY, supports_tools=True, supports_schema=True
+    )
     told = model.chain(CITY, tools=[get_weather], options={"temperature": 0}, key=KEY)
     return {
         "whole": model.prompt(SUM, temperature=0, stream=False, key=KEY).text(),
