@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo docs test lint test-slow test-clients test-arm fuzz bench-oracles clean
+.PHONY: demo docs screenshots test lint test-slow test-clients test-arm fuzz bench-oracles clean
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,9 @@ test-arm:  ## the ARM kernels against the plain ones, under emulation (needs g++
 
 docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
 	$(BIN)/python -m docs.generate
+
+screenshots: $(VENV)/.installed-dev  ## the pictures of the page (needs Chromium)
+	$(BIN)/python -m docs.generate.screenshots
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000
