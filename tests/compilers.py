@@ -9,6 +9,7 @@ cmake; takes ninja, ccache and zig (from PyPI: `ziglang`) where they are.
 
 import argparse
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -24,17 +25,18 @@ SOURCE: Final = ROOT / "src" / "penstock" / "native"
 BUILDS: Final = ROOT / "build" / "compilers"
 
 EMULATOR: Final = ("qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu")
-ARM_PACKAGES: Final = "g++-aarch64-linux-gnu qemu-user"
 ARM: Final = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
 STATIC: Final = "-DCMAKE_EXE_LINKER_FLAGS=-static"
-MACOS: Final = ("-DCMAKE_SYSTEM_NAME=Darwin", "-DCMAKE_SYSTEM_PROCESSOR=arm64", "-DCMAKE_OSX_SYSROOT=/")
+MACOS: Final = (
+    *("-DCMAKE_SYSTEM_NAME=Darwin", "-DCMAKE_SYSTEM_PROCESSOR=arm64", "-DCMAKE_OSX_SYSROOT=/"),
+    "-DCMAKE_INSTALL_NAME_TOOL=true",  # cmake wants it to be there; nothing is installed
+)
 
 
 @dataclass(frozen=True)
 class Compiler:
     name: str
     command: str  # as CXX has it
-    install: str  # what brings it
     options: tuple[str, ...] = ()  # of cmake
     run: tuple[str, ...] | None = ()  # what runs its programs here; None: nothing does
 
@@ -42,7 +44,9 @@ class Compiler:
     def found(self) -> bool:
         if "-m ziglang" in self.command and importlib.util.find_spec("ziglang") is None:
             return False
-        needed = [self.command.split()[0], *(self.run or ())[:1]]
+        needed = [self.command.split()[0]]
+        if self.run:  # the emulator, and what brings the other machine's libraries
+            needed += [self.run[0], "aarch64-linux-gnu-g++"]
         return all(shutil.which(program) for program in needed)
 
 
@@ -51,27 +55,24 @@ def compilers() -> Iterator[Compiler]:
     gnu = [f"g++-{version}" for version in range(11, 17)]
     clang = [f"clang++-{version}" for version in range(14, 24)]
     for name in (*gnu, *clang):
-        yield Compiler(name, name, name.replace("clang++", "clang"))
+        yield Compiler(name, name)
+    yield Compiler("c++ without Linux", "c++", ("-DCMAKE_CXX_FLAGS=-DPENSTOCK_PORTABLE",))
     if platform.machine() == "x86_64":
         for name in ("aarch64-linux-gnu-g++", *(f"aarch64-linux-gnu-{name}" for name in gnu)):
-            yield Compiler(name, name, ARM_PACKAGES, (*ARM, STATIC), EMULATOR)
+            yield Compiler(name, name, (*ARM, STATIC), EMULATOR)
         for name in clang:
             target = (*ARM, STATIC, "-DCMAKE_CXX_COMPILER_TARGET=aarch64-linux-gnu")
-            yield Compiler(
-                f"{name} for aarch64", name, f"{name.replace('++', '')} {ARM_PACKAGES}", target, EMULATOR
-            )
+            yield Compiler(f"{name} for aarch64", name, target, EMULATOR)
     zig = f"{sys.executable} -m ziglang c++ -target"
-    install = "pip install ziglang"
     for machine, options in (("x86_64", ()), ("aarch64", ARM)):
         own = machine == platform.machine()
         yield Compiler(
             f"zig for {machine}",
             f"{zig} {machine}-linux-gnu.2.28",
-            install if own else f"{install}; {ARM_PACKAGES}",
             () if own else options,
             () if own else EMULATOR if machine == "aarch64" else None,
         )
-    yield Compiler("zig for macOS", f"{zig} aarch64-macos", install, MACOS, None)
+    yield Compiler("zig for macOS", f"{zig} aarch64-macos", MACOS, None)
 
 
 class Failed(Exception):
@@ -87,8 +88,6 @@ def call(*command: str, environment: dict[str, str] | None = None) -> str:
 
 def build(compiler: Compiler) -> Path:
     """The folder that its library and, unless nothing could run it, the self-check are in."""
-    import os
-
     folder = BUILDS / compiler.name.replace(" ", "-")
     tools = ["-GNinja"] if shutil.which("ninja") else []
     if shutil.which("ccache") and "ziglang" not in compiler.command:
@@ -131,7 +130,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     wanted = parser.parse_args().names
     chosen = [each for each in compilers() if not wanted or any(name in each.name for name in wanted)]
-    missing = {each.name: each.install for each in chosen if not each.found}
+    missing = [each.name for each in chosen if not each.found]
     expected: dict[str, str] = {}  # by what was computed
     bad, built = 0, 0
     for compiler in chosen:
@@ -162,8 +161,9 @@ def main() -> None:
         else:
             what = f"same bits: {', '.join(sets)}" if sets else "builds; nothing here can run it"
             print(f"{what} ({time.monotonic() - begin:.0f} s)")
-    for name, install in missing.items():
-        print(f"{name:32}skipped, not installed ({install})")
+    if missing:
+        print(f"Skipped, because they are not installed: {', '.join(missing)}.")
+        print("Debian: g++-N, clang-N; for ARM: g++-aarch64-linux-gnu, qemu-user.  PyPI: ziglang.")
     if not built and not bad:
         print("No compiler was found.")
     sys.exit(bool(bad) or not built)

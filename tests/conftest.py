@@ -4,9 +4,6 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # llama.cpp's threads must not starve ours on two cores
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +14,10 @@ import penstock
 from tests import home
 from tests.tiny import TinyModel, make_tiny
 
-# Nothing is read from or written to the user's cache folder, whichever process does it, to the very end of this one.
 # What engines that several tests share have used is not learned: the next ones would begin with it.
-CACHE = Path(tempfile.mkdtemp(prefix="penstock-cache-"))
-atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
-(CACHE / "penstock" / "cuda").mkdir(parents=True)
+CACHE = Path(os.environ["XDG_CACHE_HOME"])
+(CACHE / "penstock" / "cuda").mkdir(parents=True, exist_ok=True)
 (CACHE / "penstock" / "usage").touch()  # a file where a folder would have to be
-os.environ["XDG_CACHE_HOME"] = str(CACHE)
 
 settings.register_profile(
     "penstock", deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True

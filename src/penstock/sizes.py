@@ -69,3 +69,14 @@ def write_amount(nbytes: int) -> str:
     ('1.50 GiB', '5 MiB')
     """
     return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"
+
+
+def speed(per_second: float) -> str:
+    """For people: as many digits as an expectation is good for.
+
+    >>> speed(1234.5), speed(56.7), speed(0.4321)
+    ('1,230', '57', '0.43')
+    """
+    if per_second >= 1000:
+        return f"{round(per_second, -1):,.0f}"
+    return f"{per_second:.0f}" if per_second >= 10 else f"{per_second:.2g}"

@@ -9,10 +9,13 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.command import with_effort
+from penstock.cli.commands import quantize as quantize_words
+from penstock.cli.commands import synth as synth_words
 from penstock.pocket import pocket_path
+from penstock.weights import mixes, synth
+from penstock.weights.widths import WIDTHS
 
-# Commands whose help needs nothing that computes or draws.
-LIGHT = ("run", "chat", "serve", "bench")
+SUBCOMMANDS = {"models": ["rm"], "trace": ["record", "replay", "plot"]}
 
 
 def penstock(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,15 +39,26 @@ def test_help_is_plain(name: str) -> None:
         assert odd not in shown.stdout
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("name", main.COMMANDS)
 def test_help_comes_at_once(name: str) -> None:
     """Nothing is loaded for it that takes longer to load than to read."""
     program = (
-        "import sys; from penstock.cli import main; sys.argv = ['penstock', sys.argv[1], '--help']; main._status();"
-        "print(*{'numpy', 'rich', 'tokenizers', 'fastapi'} & set(sys.modules), file=sys.stderr)"
+        "import sys; from penstock.cli import main; command, *lines = sys.argv[1:]\n"
+        "for line in ['', *lines]:\n"
+        "    sys.argv = ['penstock', command, *line.split(), '--help']; main._status()\n"
+        "heavy = {'numpy', 'rich', 'tokenizers', 'fastapi', 'pydantic', 'huggingface_hub', 'torch'}\n"
+        "print(*heavy & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", program, name, *SUBCOMMANDS.get(name, [])]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr.split() == []
+
+
+def test_words_of_help_are_those_of_the_rooms() -> None:
+    assert tuple(mixes.MIXES) == quantize_words.MIXES
+    assert tuple(mixes.NAMED) == quantize_words.PARTS
+    assert tuple(WIDTHS) == synth_words.WIDTHS
+    assert tuple(synth.MIXES) == synth_words.MIXES
 
 
 def test_a_name_alone_shows_what_there_is() -> None:

@@ -26,7 +26,7 @@ runpy.run_module("penstock", run_name="__main__", alter_sys=True)
     [
         ("typer", ["--version"]),
         ("penstock.cli.command", ["--help"]),
-        ("penstock.cli.run", ["run", "hello"]),
+        ("penstock.cli.commands.run", ["run", "hello"]),
         ("numpy", ["run", "hello"]),
         ("penstock.model.deepseek_v4.model", ["run", "hello"]),
         ("penstock.tokenizer", ["chat"]),

@@ -10,7 +10,7 @@ from penstock.backend.base import DeviceSpeeds
 from penstock.cli import plan
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
-from penstock.errors import BudgetError, OptionError
+from penstock.errors import BudgetError, OptionError, TraceError
 from penstock.pocket import pocket_path
 from penstock.storage.device_plan import plan_for_device
 from penstock.weights.opening import open_checkpoint
@@ -141,3 +141,9 @@ def test_a_model_on_a_gpu(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...
 def test_budgets_are_not_those_of_a_gpu(model: Path) -> None:
     with pytest.raises(OptionError, match="--budgets compares"):
         run("-m", model, "--device", "cuda", "--budgets", "4GiB")
+
+
+def test_a_trace_that_cannot_be_read_is_no_trace(model: Path, tmp_path: Path) -> None:
+    """Whatever streams: nobody is told of an expectation that the trace had no part in."""
+    with pytest.raises(TraceError, match="nowhere"):
+        run("-m", model, "--trace", tmp_path / "nowhere")

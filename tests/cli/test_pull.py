@@ -18,6 +18,8 @@ from penstock.cli.pull import judge_known, recommended
 from penstock.errors import HubError, OptionError
 from penstock.hub.catalog import Known
 from penstock.pocket import pocket_path
+from penstock.storage.plan import Plan
+from penstock.weights.checkpoint import Checkpoint
 from tests.hub.server import Hub, Repo
 
 REPO = "some/pocket-gguf"
@@ -136,8 +138,13 @@ def test_before_anything_is_downloaded(hub: Hub) -> None:
     assert FILE in text
 
 
+def as_the_disk(_: Machine, checkpoint: Checkpoint, __: Plan, disk: float) -> float:
+    return disk / sum(info.nbytes for info in checkpoint.index.values())
+
+
 def test_what_is_known(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.cli.fitness.Machine.disk_speed", lambda *_: 3e9)
+    monkeypatch.setattr("penstock.cli.fitness.Machine._speed", as_the_disk)
     found = judge_known(Machine(), Path.cwd())
     monkeypatch.setattr("penstock.cli.pull.judge_known", lambda *_: found)
     monkeypatch.setattr("penstock.cli.pull.free_bytes", lambda _: 1 << 50)

@@ -120,3 +120,9 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     TraceWriter(path, TraceHeader("f1", {"blk.0": EXPERT}, 16)).close()
     with pytest.raises(TraceError, match="no requests were recorded"):
         trace("replay", path)
+
+
+def test_nothing_is_recorded_for_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--prompt is empty"):
+        trace("record", "-o", tmp_path / "t", "--prompt", " ")
+    assert not list(tmp_path.iterdir())

@@ -51,6 +51,7 @@ class Workplace:
         self._program("claude", f'exec {shlex.quote(sys.executable)} {ROOT}/tests/clients/fake_agent.py "$@"')
         shutil.copy(pocket_path(), self.folder / "model.gguf")
         (self.folder / "notes.txt").write_text("The tower in Orly was built in 1908.\n")
+        (self.folder / "text.txt").write_text("The tower in Orly was built in 1908.\n" * 100)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.imatrix import imatrix_command
+from penstock.cli.commands.imatrix import imatrix_command
 from penstock.engine.imatrix import InputCollector
 from penstock.errors import OptionError
 from penstock.weights.convert import convert

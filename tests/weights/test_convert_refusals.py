@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from penstock.cli.quantize import quantize_command
+from penstock.cli.commands.quantize import quantize_command
 from penstock.errors import ModelFormatError, OptionError
 from penstock.weights.convert import convert
 from penstock.weights.opening import open_checkpoint

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock import Engine
 from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.state import Step
-from penstock.cli.synth import synth_command
+from penstock.cli.commands.synth import synth_command
 from penstock.errors import OptionError
 from penstock.model.deepseek_v4.description import Description
 from penstock.storage.dense import DenseWeights

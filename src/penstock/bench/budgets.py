@@ -9,7 +9,7 @@ from penstock.bench.expected import Expected, expect_here
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError
-from penstock.sizes import write_amount
+from penstock.sizes import speed, write_amount
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.weights.checkpoint import Checkpoint
@@ -43,8 +43,8 @@ class Budget:
             first,
             f"{self.plan.dense_held / self.plan.dense:.0%}",
             f"{self.plan.experts_held / self.plan.experts_total:.0%}",
-            f"{steady.per_second:.2g}",
-            f"{self.expected.prefill.per_second:.2g}",
+            speed(steady.per_second),
+            speed(self.expected.prefill.per_second),
             f"{steady.waiting / steady.seconds:.0%}",
         ]
 

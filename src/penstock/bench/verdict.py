@@ -11,7 +11,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError
 from penstock.machine.memory import read_memory
-from penstock.sizes import write_amount
+from penstock.sizes import speed, write_amount
 from penstock.storage.plan import Plan
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imagined import imagine
@@ -68,12 +68,12 @@ def judge_model(
 
 
 def _on_device(plan: Plan, backend: DeviceBackend) -> Verdict:
-    speed = expect_on_device(plan, backend).tokens_per_second
+    most = expect_on_device(plan, backend).tokens_per_second
     sentences = (
         f"It fits {backend.description}: {write_amount(plan.total)} there, with everything that it needs.",
-        f"Expect {speed:.2g} tokens/s at most, as fast as the GPU's memory is read.",
+        f"Expect {speed(most)} tokens/s at most, as fast as the GPU's memory is read.",
     )
-    return Verdict("resident", sentences, speed)
+    return Verdict("resident", sentences, most)
 
 
 def _helps(
@@ -129,13 +129,15 @@ def _fitting(plan: Plan) -> str:
 
 def _speed(plan: Plan, expected: Expected) -> str:
     decode, prefill = expected.steady.per_second, expected.prefill.per_second
-    begin = f", {expected.first.per_second:.2g} at first" if expected.first.per_second < 0.9 * decode else ""
-    speed = f"Expect {decode:.2g} tokens/s{begin}, and {prefill:.2g} tokens/s while it reads a prompt"
-    if plan.mode != "direct":
-        return f"{speed}."
-    return (
-        f"{speed}; {expected.steady.waiting / expected.steady.seconds:.0%} of the time it waits for the disk."
+    begin = (
+        f", {speed(expected.first.per_second)} at first" if expected.first.per_second < 0.9 * decode else ""
     )
+    sentence = (
+        f"Expect {speed(decode)} tokens/s{begin}, and {speed(prefill)} tokens/s while it reads a prompt"
+    )
+    if plan.mode != "direct":
+        return f"{sentence}."
+    return f"{sentence}; {expected.steady.waiting / expected.steady.seconds:.0%} of the time it waits for the disk."
 
 
 def _help(plan: Plan, helps: list[tuple[str, float]]) -> str:

@@ -15,7 +15,7 @@ PLAIN: Final[dict[str, Any]] = {  # for every `typer.Typer` of ours
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
 }
-METAVARS: Final = {"integer": "N", "float": "X", "path": "PATH", "text": "TEXT", "int": "N", "str": "TEXT"}
+METAVARS: Final = {"integer": "N", "int": "N", "float": "X", "path": "PATH", "text": "TEXT", "str": "TEXT"}
 # What typer raises for a wrong command line, under a name that it hides.
 WrongUse: Any = typer.BadParameter.__base__
 THINK: Final = "--think"
@@ -71,7 +71,7 @@ def _name_value(parameter: Any) -> None:
     elif choices := getattr(parameter.type, "choices", None):
         parameter.metavar = "|".join(_words(choices))
     elif not parameter.is_flag:
-        parameter.metavar = METAVARS.get(parameter.type.name)
+        parameter.metavar = METAVARS.get(parameter.type.name.removesuffix(" range"))
 
 
 def _words(choices: Iterable[Any]) -> list[str]:

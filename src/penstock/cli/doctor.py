@@ -1,4 +1,4 @@
-"""`penstock doctor`: whether this machine is ready, and what would make it faster."""
+"""What `penstock doctor` looks at: whether this machine is ready, and what would make it faster."""
 
 import json
 import os
@@ -13,9 +13,8 @@ from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,12 +22,12 @@ from rich.text import Text
 from penstock.backend import open_backend
 from penstock.backend.base import DeviceBackend, DeviceSpeeds
 from penstock.bench.verdict import Verdict, judge_model
-from penstock.cli import options
 from penstock.cli.inspect import describe
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend
 from penstock.errors import OptionError, PenstockError
 from penstock.hub.find import find_model
+from penstock.machine import macos
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
@@ -75,22 +74,8 @@ def judge(name: str, found: str, /, problem: str = "", warning: str = "", **fact
     return Check(name, status, found, problem or warning, facts)
 
 
-def doctor_command(
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model", "-m", help=f"Also look at this model and the disk it lies on.  {options.MODEL_HELP}"
-        ),
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure machine and disk again, even if they are known.")
-    ] = False,
-    json_output: options.Json = False,
-) -> None:
-    """Check what Penstock needs from this machine.  The exit status is 1 if something cannot work.
-
-    Example: penstock doctor -m model.gguf
-    """
+def examine_machine(model: Path | None, measure: bool, json_output: bool) -> bool:
+    """Whether all can work."""
     checkpoint = None if model is None else open_checkpoint(find_model(model, download=False))
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
         checks = list(examine(None if checkpoint is None else describe(checkpoint), measure))
@@ -104,8 +89,7 @@ def doctor_command(
         console.print(_table(checks))
         if verdict is not None:
             console.print(f"\n{' '.join(verdict.sentences)}", markup=False)
-    if not healthy or (verdict is not None and verdict.fits == "not"):
-        raise typer.Exit(1)
+    return healthy and (verdict is None or verdict.fits != "not")
 
 
 def _verdict(checkpoint: Checkpoint, again: bool) -> Verdict:
@@ -123,7 +107,8 @@ def examine(model: dict[str, Any] | None, measure: bool) -> Iterator[Check]:
     yield check_memory(read_memory(), 0 if model is None else model["resident_bytes"])
     yield check_pressure(group_pressure() or machine_pressure())
     yield check_limits()
-    yield check_large_pages(text(SYS / "kernel" / "mm" / "transparent_hugepage" / "enabled"))
+    if not macos.HERE:  # where the system alone decides
+        yield check_large_pages(text(SYS / "kernel" / "mm" / "transparent_hugepage" / "enabled"))
     file = _largest(Path.cwd().iterdir() if model is None else map(Path, model["files"]))
     yield check_disk(find_disk(file or Path.cwd()), None if file is None else _is_direct(file))
     yield check_speed(

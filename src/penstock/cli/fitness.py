@@ -14,7 +14,7 @@ from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError, OptionError, PenstockError
 from penstock.machine.disk_speed import measured
 from penstock.machine.memory import read_memory
-from penstock.sizes import size
+from penstock.sizes import size, speed
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.weights.checkpoint import Checkpoint
@@ -39,8 +39,7 @@ class Fitness(NamedTuple):
     def words(self) -> str:
         if self.tokens_per_second is None:
             return self.note
-        speed = self.tokens_per_second
-        return f"{self.note}, about {speed:{',.0f' if speed >= 10 else '.2g'}} tokens/s"
+        return f"{self.note}, about {speed(self.tokens_per_second)} tokens/s"
 
 
 class Machine:

@@ -1,4 +1,4 @@
-"""`penstock imatrix`: which columns of every weight count, measured on a text."""
+"""What `penstock imatrix` does: which columns of every weight count, measured on a text."""
 
 import json
 import os
@@ -6,13 +6,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock.cli import options
 from penstock.cli.opening import open_engine
 from penstock.engine.imatrix import Chunk, InputCollector
 from penstock.engine.options import EngineOptions
@@ -21,32 +18,16 @@ from penstock.sizes import size
 from penstock.weights.imatrix import write_imatrix
 
 
-@options.with_flags
-def imatrix_command(
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT…", help="Files of text; - is standard input.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, in llama.cpp's format.")],
+def collect(
+    model: Path,
     chosen: EngineOptions,
-    model: options.Model = None,
-    chunk_size: Annotated[
-        int, typer.Option("--chunk-size", "-c", min=2, help="Tokens of a chunk, each read by itself.")
-    ] = 512,
-    chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="Read only so many chunks.")] = None,
-    special: Annotated[
-        bool, typer.Option("--special", help="Markers in the text, such as <｜User｜>, are markers.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    json_output: options.Json = False,
+    texts: list[Path],
+    output: Path,
+    chunk_size: int,
+    chunks: int | None,
+    special: bool,
+    json_output: bool,
 ) -> None:
-    """Measure on a text which columns of every weight count, for `penstock quantize`.
-
-    Experts stream from disk as they do otherwise, so the model may be larger than memory.
-
-    Example: penstock imatrix -m flash-mxfp4.gguf calibration.txt -o flash.imatrix.gguf
-    """
-    if output.exists() and not force:
-        raise OptionError(f"{output}: exists already; --force replaces it")
-    if not output.parent.is_dir() or output.is_dir():
-        raise OptionError(f"{output}: expected the name of a file to write")
     text = "\n".join(map(_read, texts))
     begin = time.perf_counter()
     chosen = replace(chosen, device="cpu")  # where inputs can be observed

@@ -1,15 +1,13 @@
-"""`penstock inspect`: what a model file is, before anything is run."""
+"""What `penstock inspect` shows: a model file, before anything is run."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from penstock.cli import options
 from penstock.hub.find import find_model
 from penstock.sizes import size
 from penstock.storage.plan import Sizes
@@ -18,20 +16,8 @@ from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import roles, summarise, verify
 
 
-def inspect_command(
-    model: Annotated[
-        Path | None,
-        typer.Argument(help=f"{options.MODEL_HELP}  [default: pocket model]"),
-    ] = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    check: Annotated[
-        bool, typer.Option("--verify", help="Read every weight and check it is finite.")
-    ] = False,
-    mtp: Annotated[Path | None, typer.Option(help="GGUF file with the draft block.")] = None,
-    json_output: options.Json = False,
-) -> None:
-    """Show configuration, tensors, bytes by kind and type, and what can be streamed."""
-    opened = open_checkpoint(find_model(model or options.default_model(), download=False), mtp)
+def show_model(path: Path, mtp: Path | None, tensors: bool, check: bool, json_output: bool) -> None:
+    opened = open_checkpoint(find_model(path, download=False), mtp)
     if check:
         _verify(opened)
     summary = describe(opened)

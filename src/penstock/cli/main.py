@@ -18,7 +18,7 @@ from penstock.errors import PenstockError
 
 INTERRUPTED: Final = 130  # exit status after Ctrl-C
 
-# What each command does, as its own help begins.  Its module has its name and is imported when it runs.
+# What each command does, as its own help begins.  Its module in `commands` has its name and is imported when it runs.
 COMMANDS: Final = {
     "run": "Generate text from a prompt.",
     "pull": "Download a model from Hugging Face; without a name, show which there are and how they would run here.",
@@ -61,7 +61,7 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """A command as its module has it: a function, or an app with commands of its own."""
-    module = import_module(f"penstock.cli.{name}")
+    module = import_module(f"penstock.cli.commands.{name}")
     app = getattr(module, f"{name}_app", None)
     if app is None:
         app = typer.Typer(add_completion=False, **PLAIN)

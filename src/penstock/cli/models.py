@@ -1,17 +1,15 @@
-"""`penstock models`: what is here, and how it runs here."""
+"""What `penstock models` shows and removes: the models that are here."""
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli import options
-from penstock.cli.command import PLAIN
 from penstock.cli.fitness import Machine
 from penstock.errors import HubError, OptionError, PenstockError
 from penstock.hub.cache import repositories
@@ -22,32 +20,8 @@ from penstock.storage.pack import pack_path
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.summary import summarise
 
-models_app = typer.Typer(
-    name="models",
-    help="Show the models that are here, and how they would run here.",
-    invoke_without_command=True,
-    add_completion=False,
-    **PLAIN,
-)
 
-
-@models_app.callback()
-def models_command(
-    context: typer.Context,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also what is in the cache and cannot be run, with the reason.")
-    ] = False,
-    json_output: options.Json = False,
-) -> None:
-    """Show the models that are here, and how they would run here.
-
-    Those in the package, in the folder of models ($PENSTOCK_MODELS) and in Hugging Face's cache.  `-m` takes their
-    names, or parts of names that no other has.
-
-    Example: penstock models --json
-    """
-    if context.invoked_subcommand is not None:
-        return
+def show_models(everything: bool, json_output: bool) -> None:
     with Console(stderr=True).status("looking around …"):  # shown only on a terminal
         machine = Machine()
         found = [_describe(model, machine) for model in local_models()]
@@ -107,15 +81,7 @@ def _incomplete() -> dict[str, int]:
     return found
 
 
-@models_app.command("rm")
-def rm_command(
-    name: Annotated[str, typer.Argument(help="A name that `penstock models` shows, or a repository.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:
-    """Delete a model from this disk.
-
-    Example: penstock models rm antirez/deepseek-v4-gguf:q2
-    """
+def remove_model(name: str, yes: bool) -> None:
     repository = next((found for found in repositories() if found.repo.lower() == name.lower()), None)
     model = None if repository else find_local(name)
     if model is not None and model.name == POCKET:

@@ -1,16 +1,14 @@
-"""`penstock pack`: a second file from which each expert is one read, where the disk makes that worth it."""
+"""What `penstock pack` does: a second file from which each expert is one read, where the disk makes that worth it."""
 
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 import penstock
-from penstock.cli import options
 from penstock.errors import OptionError
 from penstock.hub.find import find_model
 from penstock.sizes import size
@@ -24,26 +22,8 @@ from penstock.weights.opening import open_checkpoint
 WORTH: Final = 0.03  # gain below which a copy of the experts is a waste of disk
 
 
-def pack_command(
-    model: options.Model = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write.", show_default="MODEL.pack")
-    ] = None,
-    measure_only: Annotated[
-        bool, typer.Option("--measure", help="Only measure what a pack would gain.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write a pack that gains little, and replace one that exists.")
-    ] = False,
-    json_output: options.Json = False,
-) -> None:
-    """Copy the experts to a file from which each one is a single read, if this disk is faster that way.
-
-    A pack beside its model (MODEL.pack) is found and used by itself.
-
-    Example: penstock pack -m model.gguf --measure
-    """
-    checkpoint = open_checkpoint(find_model(model or options.default_model()))
+def pack(model: Path, output: Path | None, measure_only: bool, force: bool, json_output: bool) -> None:
+    checkpoint = open_checkpoint(find_model(model))
     source = ExpertSource(checkpoint)
     destination = output or pack_path(checkpoint.path)
     if not measure_only:

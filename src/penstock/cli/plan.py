@@ -1,4 +1,4 @@
-"""`penstock plan`: what goes where in a budget of memory, and how fast it should be, before anything is loaded."""
+"""What `penstock plan` shows: places in memory, and the speed to expect."""
 
 import json
 import sys
@@ -6,67 +6,35 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from penstock.backend import open_backend
 from penstock.backend.base import DeviceBackend
-from penstock.bench.budgets import COLUMNS, Budget, budgets
+from penstock.bench.budgets import COLUMNS, budgets
 from penstock.bench.device_speed import OnDevice, expect_on_device
 from penstock.bench.expected import Expected, expect_here
-from penstock.cli import options
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan
-from penstock.errors import OptionError
 from penstock.machine.memory import read_memory
-from penstock.sizes import parse_size, size
+from penstock.sizes import size, speed
 from penstock.storage.plan import RESERVED, SLACK, Plan
-from penstock.storage.policies import POLICIES
 from penstock.storage.trace import read_trace
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 NOTABLE = 1.1  # of what a type takes in the file
+_SAY = partial(print, file=sys.stderr)
 
 
-@options.with_flags
-def plan_command(
-    chosen: EngineOptions,
-    model: options.Model = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace: expect what it asked for, not what was learned.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(help="The policy to expect with a trace.", metavar="|".join(POLICIES))
-    ] = "lfru",
-    several: Annotated[
-        str, typer.Option("--budgets", help="Compare these amounts of memory, such as 4GiB,8GiB,16GiB.")
-    ] = "",
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine and its disk again.")
-    ] = False,
-    json_output: options.Json = False,
+def show_plan(
+    path: Path, chosen: EngineOptions, trace: Path | None, policy: str, measure: bool, json_output: bool
 ) -> None:
-    """Show what a model would take from a budget of memory, and the speed to expect.
-
-    Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
-    """
-    checkpoint = open_model(model or options.default_model(), chosen, download=False)
-    say = partial(print, file=sys.stderr)
-    if several:
-        if chosen.device.startswith("cuda"):
-            raise OptionError(
-                f"--budgets compares amounts of the machine's memory; device is {chosen.device!r}"
-            )
-        amounts = [parse_size(each, "--budgets") for each in several.split(",")]
-        processor = open_backend("cpu", chosen.thread_count)
-        _compare(list(budgets(checkpoint, chosen, processor, amounts, say=say)), json_output)
-        return
+    recorded = None if trace is None else read_trace(trace)
+    checkpoint = open_model(path, chosen, download=False)
     backend = choose_backend(checkpoint, chosen)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     if isinstance(backend, DeviceBackend):
@@ -77,10 +45,10 @@ def plan_command(
         plan,
         backend,
         learned=chosen.learn == "on",
-        trace=None if trace is None else read_trace(trace),
+        trace=recorded,
         policy=policy,
         again=measure,
-        say=say,
+        say=_SAY,
     )
     if json_output:
         print(json.dumps(plan.as_dict() | {"context": tokens} | expected.as_dict()))
@@ -94,7 +62,10 @@ def plan_command(
         console.print(f"[yellow]only {size(room)} are free now[/]")
 
 
-def _compare(found: Sequence[Budget], json_output: bool) -> None:
+def compare_budgets(path: Path, chosen: EngineOptions, amounts: Sequence[int], json_output: bool) -> None:
+    checkpoint = open_model(path, chosen, download=False)
+    processor = open_backend("cpu", chosen.thread_count)
+    found = list(budgets(checkpoint, chosen, processor, amounts, say=_SAY))
     if json_output:
         print(json.dumps([each.as_dict() for each in found]))
         return
@@ -124,7 +95,7 @@ def _device_expectation(plan: Plan, backend: DeviceBackend, expected: OnDevice) 
     return [
         f"on {backend.description}: all of this is the GPU's memory",
         f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s; a token reads {whole}",
-        f"expected decode: {expected.tokens_per_second:.3g} tokens/s at most, as fast as a token is read",
+        f"expected decode: {speed(expected.tokens_per_second)} tokens/s at most, as fast as a token is read",
     ]
 
 
@@ -166,7 +137,11 @@ def _places(plan: Plan, context: int, asked: bool) -> Table:
             plan.experts_held,
             f"of {size(plan.experts_total)}: {slots:,} of {size(plan.expert_bytes)}",
         ),
-        ("read ahead", plan.ahead, f"{plan.ahead // plan.expert_bytes} experts"),
+        (
+            "read ahead",
+            plan.ahead,
+            f"{(count := plan.ahead // plan.expert_bytes)} expert{'s' * (count != 1)}",
+        ),
     ]
     for name, nbytes, note in rows:
         if nbytes != 0 and (nbytes is not None or note):
@@ -206,11 +181,12 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     later = (
         ""
         if first.per_second > 0.95 * steady.per_second
-        else f", {steady.per_second:.3g} once the cache is full"
+        else f", {speed(steady.per_second)} once the cache is full"
     )
-    lines.append(f"expected decode: {first.per_second:.3g} tokens/s{later}")
+    lines.append(f"expected decode: {speed(first.per_second)} tokens/s{later}")
     prompts = [
-        f"{phase.per_second:.3g} tokens/s for {n:,} tokens" for n, phase in sorted(expected.prompts.items())
+        f"{speed(phase.per_second)} tokens/s for {n:,} tokens"
+        for n, phase in sorted(expected.prompts.items())
     ]
     lines.append(f"expected prefill: {', '.join(prompts)}")
     return lines

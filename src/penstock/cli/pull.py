@@ -1,16 +1,14 @@
-"""`penstock pull`: a model from Hugging Face, or what there is."""
+"""What `penstock pull` does: fetches a model from Hugging Face, or shows what there is."""
 
 import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli import options
 from penstock.cli.fitness import Fitness, Machine
 from penstock.hub.cache import cache_folder
 from penstock.hub.catalog import Known, known_by_name, read_catalog
@@ -21,36 +19,7 @@ from penstock.hub.reference import Reference, parse_reference
 from penstock.sizes import disk_size, size
 
 
-def pull_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME|REPO[:FILE]]",
-            help="A name from the list that the command shows without it, or a repository on Hugging Face; FILE is a "
-            "file, a quantisation such as Q4_K_M, or a part of a name.",
-        ),
-    ] = None,
-    mtp: Annotated[
-        bool, typer.Option("--mtp", help="Also the file with the draft block that goes with the model.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Only say what would be downloaded, and how the model would run here."
-        ),
-    ] = False,
-    json_output: options.Json = False,
-) -> None:
-    """Download a model from Hugging Face; without a name, show which there are and how they would run here.
-
-    A download that was interrupted goes on where it ended.  HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and
-    HF_HUB_OFFLINE mean what they mean everywhere.
-
-    Example: penstock pull antirez/deepseek-v4-gguf:q2
-    """
-    if model is None:
-        _show_known(json_output)
-        return
+def pull(model: str, mtp: bool, dry_run: bool, json_output: bool) -> None:
     known = known_by_name(model)
     reference = parse_reference(model) if known is None else known.reference
     if dry_run:
@@ -120,7 +89,7 @@ def _amount(nbytes: int | None) -> str:
 # ── the known ones ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show_known(json_output: bool) -> None:
+def show_known(json_output: bool) -> None:
     catalog, folder = read_catalog(), existing(cache_folder())
     with Console(stderr=True).status("planning for this machine …"):
         found = judge_known(Machine(), folder)
@@ -156,17 +125,19 @@ def _show_known(json_output: bool) -> None:
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for known, fitness in found:
         here = fitness.words if fitness else "unknown; --dry-run reads its header"
-        if known.size is not None and known.size > free:
-            here += "; [yellow]larger than what the disk has free[/]"
+        large = known.size is not None and known.size > free
+        amount = disk_size(known.size) if known.size else "unknown"
         table.add_row(
             f"[bold]{known.name}[/]" if known is best else known.name,
-            f"{disk_size(known.size)}" if known.size else "unknown",
+            f"[yellow]{amount} *[/]" if large else f"{amount}  ",
             known.release,
             here,
             known.stored,
         )
     console = Console(highlight=False)
     console.print(table)
+    if any(known.size is not None and known.size > free for known, _ in found):
+        console.print(f"* larger than the {disk_size(free)} that {folder} has free", markup=False)
     if best is not None:
         console.print(f"recommended here: penstock pull {best.name}", markup=False)
         return

@@ -1,4 +1,4 @@
-"""`penstock quantize`: a model as a GGUF file in other types."""
+"""What `penstock quantize` does: a model as a GGUF file in other types."""
 
 import json
 import sys
@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import rich.progress
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,43 +18,22 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from penstock.cli import options
 from penstock.hub.find import find_model
 from penstock.sizes import size
 from penstock.weights.convert import FileReport, Progress, convert
-from penstock.weights.mixes import MIXES, NAMED
 
 
-def quantize_command(
-    source: Annotated[Path, typer.Argument(help="GGUF file, checkpoint folder, or hf:REPO[:FILE].")],
-    destination: Annotated[Path, typer.Argument(help="GGUF file to write.")],
-    mix: Annotated[
-        str,
-        typer.Option(
-            help=f"Types of the weights: {', '.join(MIXES)}; changes follow behind commas, as in "
-            f"q4,down=q6_k ({', '.join(NAMED)}, other, or a pattern of names)."
-        ),
-    ],
-    imatrix: Annotated[
-        Path | None,
-        typer.Option(help="Importance matrix, as `penstock imatrix` and llama-imatrix write it."),
-    ] = None,
-    mtp: Annotated[Path | None, typer.Option(help="Write the draft (MTP) block to this GGUF file.")] = None,
-    mtp_inside: Annotated[
-        bool, typer.Option("--mtp-inside", help="Write the draft block into the same file.")
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, help="CPU threads.", show_default="all cores")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    json_output: options.Json = False,
+def quantize(
+    source: Path,
+    destination: Path,
+    mix: str,
+    imatrix: Path | None,
+    mtp: Path | None,
+    mtp_inside: bool,
+    force: bool,
+    threads: int | None,
+    json_output: bool,
 ) -> None:
-    """Write a model as one GGUF file in other types, for Penstock and llama.cpp.
-
-    A run that was interrupted goes on where it was when the same command is given again.
-
-    Example: penstock quantize DeepSeek-V4-Flash flash-q2.gguf --mix q2 --imatrix flash.imatrix.gguf
-    """
     begin = time.perf_counter()
     try:
         with _bar() as progress:

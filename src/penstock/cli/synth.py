@@ -1,11 +1,10 @@
-"""`penstock synth`: write a model with random weights."""
+"""What `penstock synth` does: write a model with random weights."""
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,61 +15,17 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from penstock.cli import options
-from penstock.errors import OptionError
-from penstock.weights.synth import MIXES, SynthPlan, SynthReport, plan_synth, write_synth
-from penstock.weights.widths import WIDTHS
+from penstock.weights.synth import SynthPlan, SynthReport, plan_synth, write_synth
 
 
-def synth_command(
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="The .gguf file to write.")],
-    width: Annotated[str, typer.Option(help=f"Size of the model: {', '.join(WIDTHS)}.")] = "tiny",
-    layers: Annotated[
-        int | None, typer.Option(help="Only the first so many layers.", show_default="all")
-    ] = None,
-    mix: Annotated[str, typer.Option(help=f"How matrices are stored: {', '.join(MIXES)}.")] = "q2",
-    vocab: Annotated[
-        int | None, typer.Option(help="Vocabulary size.", show_default="512, or 129280 as published")
-    ] = None,
-    skew: Annotated[
-        float, typer.Option(help="Exponent of Zipf's law for how often experts are chosen; 0: all alike.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same file.")] = 0,
-    ratios: Annotated[
-        str | None,
-        typer.Option(help="Compression ratio of each layer, e.g. 0,4,128.", show_default="as published"),
-    ] = None,
-    hash_layers: Annotated[
-        int | None, typer.Option(help="How many first layers are hash-routed.", show_default="as published")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    json_output: options.Json = False,
-) -> None:
-    """Write a valid model with random weights, for tests and benchmarks."""
-    plan = plan_synth(
-        width=width,
-        layers=layers,
-        mix=mix,
-        vocab=vocab,
-        skew=skew,
-        seed=seed,
-        ratios=_parse_ratios(ratios),
-        hash_layers=hash_layers,
-    )
+def synth(wanted: dict[str, Any], destination: Path, force: bool, json_output: bool) -> None:
+    """wanted: arguments of `plan_synth`."""
+    plan = plan_synth(**wanted)
     report = _write(plan, destination, force, quiet=json_output)
     if json_output:
         print(json.dumps(_as_json(plan, report)))
     else:
         _print(report)
-
-
-def _parse_ratios(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise OptionError(f"--ratios is {text!r}, expected whole numbers such as 0,4,128") from None
 
 
 def _write(plan: SynthPlan, destination: Path, force: bool, quiet: bool) -> SynthReport:

@@ -1,5 +1,6 @@
 """The engine: a loaded model, the sessions on it, and generation.  Speaks token ids."""
 
+import gc
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,14 @@ from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.progress import PrefillProgress, PrefillWatch
-from penstock.engine.runner import Loading, LocalRunner, give_back_memory
+from penstock.engine.runner import Loading, LocalRunner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
 from penstock.errors import BudgetError, OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
+from penstock.machine.pages import give_back_freed
 from penstock.option import takes
 from penstock.storage.heat import ExpertMap
 from penstock.storage.plan import Plan
@@ -132,9 +134,7 @@ class Engine:
             raise OptionError("an engine that records a trace cannot be parked: the trace would end there")
         with self._lock:
             if self._runner is not None:
-                self._runner.close()
-                self._runner = None
-                give_back_memory()
+                self._unload()
                 if isinstance(self.backend, DeviceBackend):
                     self.backend.release()
 
@@ -161,6 +161,14 @@ class Engine:
             finally:
                 self.loading = None
         return self._runner
+
+    def _unload(self) -> None:
+        """With the lock held."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+            gc.collect()
+            give_back_freed()
 
     def stats(self) -> dict[str, Any]:
         """What the weights' storage has done since they were loaded: hits, misses, bytes, waits.
@@ -357,10 +365,7 @@ class Engine:
                 plan, _ = make_engine_plan(
                     self.checkpoint, same, self.backend, None, state=state, chunk=self._plan.chunk
                 )
-                if self._runner is not None:
-                    self._runner.close()
-                    self._runner = None
-                    give_back_memory()
+                self._unload()
                 self._load(plan=plan)
                 return
         self._crowded = True

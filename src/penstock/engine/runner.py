@@ -1,6 +1,5 @@
 """Who runs steps: the model in this process.  Several machines would be another runner, and nobody would notice."""
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -10,7 +9,6 @@ from penstock.backend.base import Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
-from penstock.machine.memory import return_free_memory
 from penstock.model import architecture
 from penstock.storage.plan import Plan
 from penstock.storage.storage import open_storage
@@ -135,9 +133,3 @@ class Loading:
     @property
     def share(self) -> float:
         return self.done / self.total if self.total else 0.0
-
-
-def give_back_memory() -> None:
-    """Lets the system have what has just been freed: the allocator would keep some of it for later."""
-    gc.collect()
-    return_free_memory()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.machine import macos
 from penstock.machine.groups import find_groups
 from penstock.machine.kernel_files import CGROUPS, PROC, SYS, number, text
 
@@ -32,6 +33,8 @@ class Cpu:
 
 
 def read_cpu(proc: Path = PROC, cgroups: Path = CGROUPS) -> Cpu:
+    if macos.HERE:
+        return _apple_cpu()
     fields: dict[str, str] = {}
     for line in (text(proc / "cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
@@ -39,7 +42,7 @@ def read_cpu(proc: Path = PROC, cgroups: Path = CGROUPS) -> Cpu:
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     return Cpu(
         model=fields.get("model name") or platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         quota=_quota(proc, cgroups),
         instructions=tuple(name for name in TELLING if name in flags),
     )
@@ -47,12 +50,30 @@ def read_cpu(proc: Path = PROC, cgroups: Path = CGROUPS) -> Cpu:
 
 def cache_bytes(sys: Path = SYS) -> int:
     """Size of the largest CPU cache; 0 where the system does not say."""
+    if macos.HERE:
+        return max(macos.number(f"hw.{name}cachesize") or 0 for name in ("perflevel0.l2", "l2", "l3"))
     found = [0]
     for path in (sys / "devices" / "system" / "cpu" / "cpu0" / "cache").glob("index*/size"):
         size = text(path) or "0"
         unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 1)
         found.append(int(size.rstrip("KMG")) * unit)
     return max(found)
+
+
+def _apple_cpu() -> Cpu:
+    """Its fast cores: work is cut into pieces for all threads alike, and slow ones would keep the others waiting."""
+    optional = {
+        "asimd": "AdvSIMD",
+        "asimddp": "arm.FEAT_DotProd",
+        "i8mm": "arm.FEAT_I8MM",
+        "bf16": "arm.FEAT_BF16",
+    }
+    return Cpu(
+        model=macos.text("machdep.cpu.brand_string") or platform.machine(),
+        cores=macos.number("hw.perflevel0.logicalcpu") or os.cpu_count() or 1,
+        quota=None,
+        instructions=tuple(name for name, key in optional.items() if macos.number(f"hw.optional.{key}")),
+    )
 
 
 def _quota(proc: Path, cgroups: Path) -> float | None:

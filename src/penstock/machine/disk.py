@@ -1,6 +1,7 @@
 """Where a path lies: the mount, its file system, and the block device behind it."""
 
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import ReadError
+from penstock.machine import macos
 from penstock.machine.kernel_files import PROC, SYS, number, text
 
 IN_MEMORY: Final = ("tmpfs", "ramfs")
-OVER_A_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs")
+OVER_A_NETWORK: Final = (
+    *("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs"),
+    *("smbfs", "afpfs", "webdav"),  # as macOS calls them
+)
 SECTOR: Final = 512  # the unit of sizes in /sys, whatever the device's own is
 
 
@@ -64,8 +69,9 @@ def find_disk(path: Path, proc: Path = PROC, sys: Path = SYS) -> Disk:
         raise ReadError(f"{path}: {error.strerror}") from None
     # Of the mounts above the path the innermost counts.  The device decides where one hides another; a btrfs
     # subvolume has a number that no mount shows, so it is not required to be the same.
+    mounts = _mounts(proc) if not macos.HERE else _apple_mounts(path, own)
     found = max(
-        (mount for mount in _mounts(proc) if path.is_relative_to(mount.point)),
+        (mount for mount in mounts if path.is_relative_to(mount.point)),
         key=lambda mount: (mount.device == own, len(mount.point.parts)),
         default=_Mount(own, Path("/"), "unknown", "unknown"),
     )
@@ -76,7 +82,7 @@ def find_disk(path: Path, proc: Path = PROC, sys: Path = SYS) -> Disk:
         name=found.source,
         mount=found.point,
         filesystem=found.filesystem,
-        rotational=_rotational(block),
+        rotational=_rotational(block) if not macos.HERE else _apple_rotational(found),
         size=(number(block / "size") or 0) * SECTOR or space.f_blocks * space.f_frsize,
         free=space.f_bavail * space.f_frsize,
     )
@@ -86,23 +92,90 @@ def open_direct(path: Path) -> tuple[int, bool]:
     """A descriptor for reading, and whether reads through it go past the page cache.
 
     Direct reads need offsets, lengths and buffers in multiples of a page.  Some file systems refuse them when the
-    file is opened and some only when it is read, so one page is tried.
+    file is opened and some only when it is read, so one page is tried.  Through the cache, nothing is read ahead.
     """
+    if macos.HERE:
+        fd = os.open(path, os.O_RDONLY)
+        return fd, _uncached(fd)
     flags = getattr(os, "O_DIRECT", 0)
     try:
         fd = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
         if error.errno != errno.EINVAL or not flags:
             raise
-        return os.open(path, os.O_RDONLY), False
+        return _open_cached(path), False
     try:
         os.preadv(fd, [mmap.mmap(-1, mmap.PAGESIZE)], 0)
     except OSError as error:
         os.close(fd)
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-        return os.open(path, os.O_RDONLY), False
+        return _open_cached(path), False
     return fd, bool(flags)
+
+
+def forget(fd: int, offset: int, nbytes: int) -> None:
+    """Drops a part of a file from the page cache where the system can be asked to."""
+    _advise(fd, offset, nbytes, "POSIX_FADV_DONTNEED")
+
+
+def create_direct(path: Path, *, keep: bool = False) -> int:
+    """A descriptor for writing a file, past the page cache where the file system can.  keep: what is in it stays.
+
+    Direct writes need offsets, lengths and buffers in multiples of a page.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | (0 if keep else os.O_TRUNC)
+    if macos.HERE:
+        fd = os.open(path, flags, 0o666)
+        _uncached(fd)
+        return fd
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o666)
+
+
+def sync_data(fd: int) -> None:
+    """What was written to a file will be there after a power failure."""
+    if not macos.HERE:
+        getattr(os, "fdatasync", os.fsync)(fd)
+        return
+    try:  # its `fsync` leaves bytes in the disk's own memory
+        fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC", 51))
+    except OSError:
+        os.fsync(fd)
+
+
+def _open_cached(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    _advise(fd, 0, 0, "POSIX_FADV_RANDOM")
+    return fd
+
+
+def _advise(fd: int, offset: int, nbytes: int, advice: str) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, nbytes, getattr(os, advice))
+
+
+def _uncached(fd: int) -> bool:
+    """What macOS has in place of O_DIRECT: a property of the descriptor.  Whether it could be had."""
+    try:
+        fcntl.fcntl(fd, getattr(fcntl, "F_NOCACHE", 48), 1)
+    except OSError:
+        return False
+    return True
+
+
+def _apple_mounts(path: Path, device: str) -> list[_Mount]:
+    found = macos.file_system(path)
+    return [_Mount(device, found.mount, found.kind, found.source)] if found else []
+
+
+def _apple_rotational(mount: _Mount) -> bool | None:
+    """macOS does not say it in a word; Macs with Apple silicon have had nothing but solid-state disks inside."""
+    return False if mount.source.startswith("/dev/") else None
 
 
 def _mounts(proc: Path) -> list[_Mount]:

@@ -1,12 +1,12 @@
 """How much memory there is for this process: the machine's, and what control groups leave of it."""
 
-import ctypes
 import os
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Final
 
+from penstock.machine import macos
 from penstock.machine.groups import find_groups
 from penstock.machine.kernel_files import CGROUPS, PROC, counters, number, text
 
@@ -67,20 +67,20 @@ class Memory:
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """What this process has in memory now, pages of mapped files included; None where the kernel does not tell."""
+    if macos.HERE:
+        return macos.resident_bytes()
     fields = (text(proc / "self" / "statm") or "").split()
     return int(fields[1]) * PAGESIZE if len(fields) > 1 and fields[1].isdecimal() else None
 
 
-def return_free_memory() -> None:
-    """Lets the system have what has been freed: the allocator would keep some of it for later."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
-        trim(0)
-
-
 def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:
     """As it is now."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if macos.HERE:
+        pages = macos.pages()
+        return Memory(total, pages.available if pages else total // 2, macos.swap_bytes())
     fields = _meminfo(proc)
-    total = fields.get("MemTotal", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    total = fields.get("MemTotal", total)
     return Memory(
         total=total,
         available=fields.get("MemAvailable", total // 2),

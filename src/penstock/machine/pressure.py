@@ -1,8 +1,10 @@
 """Signs that memory is short: time lost waiting for it, and pages that had to be read again."""
 
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.machine import macos
 from penstock.machine.groups import find_groups
 from penstock.machine.kernel_files import CGROUPS, PROC, counters, text
 
@@ -42,6 +44,9 @@ def group_pressure(proc: Path = PROC, cgroups: Path = CGROUPS) -> Pressure | Non
 
 def read_paging(proc: Path = PROC) -> Paging:
     """How often pages had to be read from a disk so far."""
+    if macos.HERE:
+        pages, own_faults = macos.pages(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        return Paging(own_faults, pages.page_ins, pages.swap_ins) if pages else Paging(own_faults, None, None)
     # The name of a program may contain spaces and brackets; what follows it does not.
     fields = (text(proc / "self" / "stat") or "").rpartition(")")[2].split()
     counted = counters(proc / "vmstat")

@@ -13,17 +13,6 @@ namespace {
 
 constexpr i64 PIECE = 1 << 16;  // weights in a piece, about
 
-// Those of the instruction set that products use.
-const Encoders& encoders() {
-#if defined(PENSTOCK_AVX512)
-    if (std::strcmp(kernels().name, "avx512") == 0) return avx512_encoders();
-#endif
-#if defined(PENSTOCK_AVX2)
-    if (std::strcmp(kernels().name, "avx2") == 0) return avx2_encoders();
-#endif
-    return plain_encoders();
-}
-
 i64 encoded_bytes(i64 type, i64 columns) {
     switch (type) {
         case E_F32: return columns * 4;
@@ -63,9 +52,20 @@ bool repack(const ps_weight& w, i64 row, u8* out) {
 
 }  // namespace
 
+const Encoders& encoders_of(const Kernels& kernels) {
+#if defined(PENSTOCK_AVX512)
+    if (std::strcmp(kernels.name, "avx512") == 0) return avx512_encoders();
+#endif
+#if defined(PENSTOCK_AVX2)
+    if (std::strcmp(kernels.name, "avx2") == 0) return avx2_encoders();
+#endif
+    (void)kernels;
+    return plain_encoders();
+}
+
 i64 ps_encode(const ps_weight* weight, i64 first, i64 last, i64 type, const float* importance, float limit, void* out,
               i64 threads) {
-    const Encoders& own = encoders();
+    const Encoders& own = encoders_of(kernels());
     const i64 columns = weight->columns, bytes = encoded_bytes(type, columns);
     const i64 rows = last - first, step = std::max<i64>(1, PIECE / columns);
     std::atomic<i64> bad{last};

@@ -44,6 +44,10 @@ const Encoders& plain_encoders();
 const Encoders& avx2_encoders();
 const Encoders& avx512_encoders();
 
+// Those of the same instruction set.
+struct Kernels;
+const Encoders& encoders_of(const Kernels& kernels);
+
 // Rows [first, last) of a weight as `type`, to out.  importance: see Encoders.  A weight of FP4 becomes MXFP4 by moving
 // nibbles.  Returns the first row that holds a NaN or a magnitude above `limit` (negative: anything goes, where `type` has
 // it), or −1; what is written for such a row means nothing.

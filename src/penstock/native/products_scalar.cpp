@@ -4,7 +4,6 @@
 // (or a block of 256, where a format has one scale for it), lane by lane; what follows is float32 arithmetic in the
 // order written here.
 #include <bit>
-#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -215,7 +214,7 @@ void quantise(const float* x, i64 columns, i16* const values[ORDERS], i64 values
             largest = std::fmax(largest, std::fabs(x[i]));
         }
         // Not below the smallest normal number, so that its inverse is finite.
-        const float scale = std::fmax(largest / static_cast<float>(LARGEST), FLT_MIN), inverse = 1.0f / scale;
+        const float scale = std::fmax(largest / static_cast<float>(LARGEST), __FLT_MIN__), inverse = 1.0f / scale;
         *scales = finite ? scale : NAN;
         int totals[SUMS] = {};
         for (int i = 0; i < BLOCK; i++) {

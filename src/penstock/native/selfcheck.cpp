@@ -11,9 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "encode.h"
 #include "inputs.h"
 #include "step_bytes.h"
 #include "step_kernels.h"
+#include "threads.h"
 
 namespace {
 
@@ -263,10 +265,35 @@ const Step STEPS[] = {
     {"decoded", decoded},
 };
 
+struct Encoded {
+    const char* name;
+    i64 type;
+};
+
+const Encoded ENCODED[] = {
+    {"to F16", E_F16},   {"to BF16", E_BF16},     {"to Q8_0", E_Q8_0},     {"to MXFP4", E_MXFP4}, {"to Q4_0", E_Q4_0},
+    {"to Q5_0", E_Q5_0}, {"to Q5_1", E_Q5_1},     {"to Q2_K", E_Q2_K},     {"to Q3_K", E_Q3_K},   {"to Q4_K", E_Q4_K},
+    {"to Q5_K", E_Q5_K}, {"to Q6_K", E_Q6_K},     {"to IQ2_XXS", E_IQ2_XXS}, {"to IQ4_NL", E_IQ4_NL},
+};
+
+// A row of weights as bytes of a type.
+Digest encoded(const Encoders& encoders, i64 type) {
+    std::mt19937 random(2);
+    const i64 columns = 8192;
+    std::vector<float> x = numbers(columns, random), importance = numbers(columns, random);
+    for (float& each : importance) each = each * each + 0x1p-10f;
+    std::vector<u8> out(static_cast<std::size_t>(columns) * 2);
+    encoders.encode(type, x.data(), importance.data(), columns, out.data());
+    Digest digest;
+    for (u8 byte : out) digest.value = (digest.value ^ byte) * 0x100000001b3;
+    return digest;
+}
+
 // Every digest of one instruction set, by name.
 std::vector<std::pair<const char*, Digest>> digests(const Kernels& kernels) {
     std::vector<std::pair<const char*, Digest>> out;
     for (const Format& format : FORMATS) out.emplace_back(format.name, products(kernels, format));
+    for (const Encoded& each : ENCODED) out.emplace_back(each.name, encoded(encoders_of(kernels), each.type));
     for (const Step& step : STEPS) {
         std::mt19937 random(1);
         out.emplace_back(step.name, step.digest(kernels.steps, random));
@@ -274,17 +301,27 @@ std::vector<std::pair<const char*, Digest>> digests(const Kernels& kernels) {
     return out;
 }
 
+// Every piece is computed once, however many threads share them.
+int wrong_pieces() {
+    int wrong = 0;
+    std::vector<std::int32_t> counts(1000);
+    for (int round = 0; round < 100; round++) ps_threads_check(1000, 8, counts.data());
+    for (std::int32_t count : counts) wrong += count != 100;
+    return wrong;
+}
+
 }  // namespace
 
 int main() {
-    int wrong = 0;
+    int wrong = wrong_pieces();
+    if (wrong) std::printf("threads: %d of 1000 pieces were not computed once a call\n", wrong);
     const auto plain = digests(scalar_kernels());
     for (const char* name : {"scalar", "avx2", "avx512", "neon", "neon_dot"})
         if (const Kernels* kernels = kernels_named(name)) {
             const auto found = digests(*kernels);
             for (std::size_t i = 0; i < found.size(); i++) {
                 const bool same = found[i].second.value == plain[i].second.value;
-                std::printf("%-8s %-10s %016llx %s\n", name, found[i].first,
+                std::printf("%-8s %-11s %016llx %s\n", name, found[i].first,
                             static_cast<unsigned long long>(found[i].second.value), same ? "same bits" : "DIFFERS");
                 wrong += !same;
             }

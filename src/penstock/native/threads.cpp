@@ -1,9 +1,16 @@
 #include "threads.h"
 
+#if defined(__linux__) && !defined(PENSTOCK_PORTABLE)
+#define PS_LINUX  // what only Linux tells of threads, and lets them do
+#endif
+
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
+#if defined(PS_LINUX)
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -48,7 +55,7 @@ bool watch(std::chrono::microseconds patience, Done done) {
 
 // Nanoseconds that this thread has been ready to run and had no core; -1 where the system does not say.
 i64 time_without_core() {
-#if defined(__linux__)
+#if defined(PS_LINUX)
     i64 ran = 0, waited = 0;
     if (std::FILE* file = std::fopen("/proc/thread-self/schedstat", "re")) {
         const int found = std::fscanf(file, "%" SCNd64 " %" SCNd64, &ran, &waited);
@@ -156,8 +163,8 @@ class Pool {
 
     void help(u32 number) {
         inside = true;
-#if defined(__linux__)
-        ids_[number].store(gettid());
+#if defined(PS_LINUX)
+        ids_[number].store(static_cast<int>(syscall(SYS_gettid)));  // gettid itself is younger than some systems
 #endif
         Bench bench;
         u32 seen = 0;
@@ -194,7 +201,7 @@ class Pool {
     // moves them there at once.
     class Rescue {
       public:
-#if defined(__linux__)
+#if defined(PS_LINUX)
         Rescue(Pool& pool, u32 job) : pool_(pool) {
             cpu_set_t here;
             CPU_ZERO(&here);
@@ -266,7 +273,6 @@ void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece
         shared_pool().run(pieces, threads, body, context);
 }
 
-// For tests: adds 1 to counts[piece], for every piece, by way of a nested call.
 PS_EXPORT void ps_threads_check(i64 pieces, i64 threads, std::int32_t* counts) {
     parallel_for(pieces, threads, [&](i64 piece) {
         parallel_for(2, threads, [&](i64 half) {

@@ -18,6 +18,9 @@
 
 void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece), void* context);
 
+// For tests: adds 1 to counts[piece], for every piece, by way of a nested call.
+PS_EXPORT void ps_threads_check(i64 pieces, i64 threads, std::int32_t* counts);
+
 template <class Body>
 void parallel_for(i64 pieces, i64 threads, Body&& body) {
     if (pieces == 1 || threads <= 1) {

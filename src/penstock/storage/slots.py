@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.machine.pages import reserve
+from penstock.machine.pages import give_back, reserve
 
 PAGE: Final = mmap.PAGESIZE
 ROOM: Final = 256  # slots that an arena gets addresses for at a time
@@ -65,7 +65,7 @@ class Slots:
         for size, free in self._free.items():
             if free:
                 slot = free.pop()
-                slot.arena.madvise(mmap.MADV_DONTNEED, slot.start, size)
+                give_back(slot.arena, slot.start, size)
                 self._bare.setdefault(size, []).append(slot)
                 self.held -= size
                 return True

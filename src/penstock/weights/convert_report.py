@@ -67,13 +67,13 @@ class ConvertReport:
                 f"{file.path.name}: {len(file.fallbacks)} tensors became {kinds}: their rows are not whole blocks of "
                 f"the type the mix asks for; the first is {next(iter(file.fallbacks))}."
             )
-        if file.blind:
+        if file.blind and not self.imatrix:
             notes.append(
                 f"{file.path.name}: {len(file.blind)} tensors are in IQ2_XXS without an importance matrix: all "
                 "columns count alike. With two bits it matters which do not: `penstock imatrix` makes one, "
                 "--imatrix uses it."
             )
-        elif self.imatrix and file.unweighed:
+        if self.imatrix and file.unweighed:
             notes.append(
                 f"{file.path.name}: the importance matrix knows nothing of {len(file.unweighed)} tensors, the first "
                 f"is {file.unweighed[0]}."

@@ -1,6 +1,5 @@
 """Large files written once, from front to back, without going through the page cache."""
 
-import errno
 import mmap
 import os
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.machine.disk import create_direct, sync_data
 
 STAGE: Final = 8 << 20  # bytes per write
 
@@ -20,13 +21,7 @@ class DirectFile:
     """
 
     def __init__(self, path: Path, keep: int = 0):
-        flags = os.O_RDWR | os.O_CREAT | (0 if keep else os.O_TRUNC)
-        try:
-            self.fd = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.fd = os.open(path, flags, 0o666)
+        self.fd = create_direct(path, keep=keep > 0)
         self.staged = memoryview(mmap.mmap(-1, STAGE))  # page-aligned, as direct writes need
         self.size, self.used = keep, keep % mmap.PAGESIZE
         if self.used:  # the page that is to be filled up is written again
@@ -60,7 +55,7 @@ class DirectFile:
 
     def safe(self) -> int:
         """Bytes from the front on that would be there after a power failure."""
-        os.fdatasync(self.fd)
+        sync_data(self.fd)
         return self.written
 
     def _flush(self) -> None:

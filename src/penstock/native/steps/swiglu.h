@@ -1,14 +1,12 @@
 // The activation inside an expert.
 #pragma once
 
-#include <cfloat>
-
 #include "../step_kernels.h"
 
 namespace {
 
 void swiglu(const float* gate, const float* up, i64 n, float limit, float* out) {
-    const vf high = splat(limit), low = splat(-limit), least = splat(-FLT_MAX);
+    const vf high = splat(limit), low = splat(-limit), least = splat(-__FLT_MAX__);
     for (i64 i = 0; i < n; i += LANES) {
         vf g = load(gate + i, n - i), u = load(up + i, n - i);
         g = g > high ? high : g;

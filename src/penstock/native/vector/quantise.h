@@ -1,8 +1,6 @@
 // Inputs to 16 bits, in plain loops: the compiler makes vectors of them.
 #pragma once
 
-#include <cfloat>
-
 #include "common.h"
 
 namespace {
@@ -23,7 +21,7 @@ void quantise_block(const float* x, i16* q, float& scale_out, float* sums) {
     float largest;
     std::memcpy(&largest, &largest_bits, 4);
     float scale = largest / static_cast<float>(LARGEST);
-    scale = scale > FLT_MIN ? scale : FLT_MIN;
+    scale = scale > __FLT_MIN__ ? scale : __FLT_MIN__;
     const float inverse = 1.0f / scale;
     scale_out = scale;
     std::int32_t rounded[BLOCK];

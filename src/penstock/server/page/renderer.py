@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.server.http.errors import ApiError
 from penstock.server.http.request_context import current_request
-from penstock.server.http.work import Lane
+from penstock.server.http.work import Lane, Turn
 
 IDLE: Final = 300.0  # seconds without a text after which the process ends
 PATIENCE: Final = 30.0  # seconds after which it is taken for dead; it gives up by itself long before
@@ -25,8 +25,7 @@ class Renderer:
 
     async def render(self, text: str) -> list[Any]:
         """Blocks, as `markdown.blocks` makes them."""
-        context = current_request()
-        found = await self._lane.run("" if context is None else context.client, lambda: self._ask(text))
+        found = await self._lane.run(Turn.of(current_request()), lambda: self._ask(text))
         if found is None:
             raise ApiError(400, "this text takes too much time or memory to render", code="too_complex")
         return found

@@ -29,7 +29,7 @@ def answer(line: bytes) -> Any:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the server; the end of the input ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the server; the end of the input ends this
     os.nice(5)  # answers are worth more than their looks
     with suppress(OSError, ValueError):  # a system that has no such limit
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))

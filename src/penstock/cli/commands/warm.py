@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from penstock.cli.launch import Client
+from penstock.cli.commands.launch import Client
 from penstock.clients.first_prompt import FIRST_PROMPTS, expected_wait, label
 from penstock.clients.first_question import ClientRun, read_ahead
 from penstock.clients.setups import SETUPS
@@ -55,6 +54,8 @@ def warm_command(
         print(f"penstock: {wait}", file=sys.stderr)
     screen = bool(first.open) and not headless and sys.stdin.isatty() and sys.stdout.isatty()
     command = [*setup.command, *(first.open if screen else first.once)]
+    from rich.console import Console
+
     with Console(stderr=True).status(f"starting {client} …") as status:  # shown only on a terminal
         if screen:
             status.stop()  # the screen is the client's
