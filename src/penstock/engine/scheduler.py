@@ -1,12 +1,12 @@
 """Many requests on one engine: those that are being answered advance together, step by step.
 
 Policy.  Up to `parallel` requests have a slot; the others wait.  Clients take turns: who has fewest slots comes next,
-and among equals who had one longest ago.  If too many wait, the client who has most of them gives one up.  A step takes one
-token of every slot that is decoding, and a piece of the oldest prompt that is not read yet.  While others decode,
-that piece is as large as can be read in the time that a step of decoding takes, so that prefill of a long prompt at
-most halves their pace; when nobody decodes it is a whole chunk.  A request whose prompt begins like one that is being
-read waits for it, rather than read the same again.  If the sessions in use outgrow their memory, the youngest loses
-its slot and waits.
+and among equals who had one longest ago.  If too many wait, the client who has most of them gives one up.  A step
+takes one token of every slot that is decoding, and a piece of the oldest prompt that is not read yet.  While others
+decode, that piece is as large as can be read in the time that a step of decoding takes, so that prefill of a long
+prompt at most halves their pace; when nobody decodes it is a whole chunk.  A request whose prompt begins like one
+that is being read waits for it, rather than read the same again.  If the sessions in use outgrow their memory, the
+youngest loses its slot and waits.
 
 A prompt that is scored needs logits of every row, so its pieces are small, and they take turns with those of prompts
 that are only read.
