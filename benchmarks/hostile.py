@@ -72,6 +72,8 @@ def attacks() -> list[Callable[[int], tuple[str, bytes]]]:
         body("/tokenize", lambda _: {"content": "~" * 1_900_000}),
         body("/tokenize", lambda _: {"content": "🙂\n" * 300_000, "with_pieces": True}),
         body(chat, lambda _: {"messages": [[] for _ in range(600_000)]}),
+        body("/dashboard/markdown", lambda n: {"text": f"{n}\n```python\n" + "\n " * 30_000}),
+        body("/dashboard/markdown", lambda n: {"text": f"|{n}" + "|a" * 999 + "\n" + "|-" * 1000 + "\n|b" * 20_000}),
         lambda _: (chat, b'{"messages": ' + b"[" * 1_500_000),
         lambda _: (chat, b"\xff" * (2 * MIB)),
     ]  # fmt: skip
