@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import AsyncGenerator, Container, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from penstock.chat.driver import Token
 from penstock.chat.events import (
@@ -37,6 +37,7 @@ from penstock.server.api.shared import (
     Json,
     Offer,
     SamplingFields,
+    known_tool,
     offer,
     only_text,
     refusal,
@@ -47,6 +48,13 @@ from penstock.server.usage import Usage, timings
 from penstock.tokenizer import Tokenizer
 
 router = APIRouter(route_class=BodyRoute)
+
+UNSUPPORTED: Final = {
+    "functions": "send them as tools",
+    "function_call": "send it as tool_choice",
+    "web_search_options": "this server does not search the web",
+    "audio": "this model writes text only",
+}
 
 
 class _Strict(BaseModel):
@@ -113,7 +121,9 @@ class CustomTool(_Strict):
     custom: Custom
 
 
-Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+Tool = Annotated[
+    Annotated[FunctionTool | CustomTool, Field(discriminator="type")], known_tool("function", "custom")
+]
 
 
 class ChatMessage(_Strict):
@@ -198,7 +208,21 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks with `prompt_progress` while the prompt is read
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> "ChatRequest":
+        for field, why in UNSUPPORTED.items():
+            if getattr(self, field):
+                raise refusal(field, f"not supported: {why}")
+        if any(kind != "text" for kind in self.modalities or ()):
+            raise refusal("modalities", "not supported: this model writes text only")
+        return self
 
     def rendering(self) -> dict[str, bool]:
         """The answer may have to be a call, or to go on with the last message."""
