@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.chat.messages import Role, Thinking
-from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.openai_chat_request import ChatRequest
 from penstock.server.service import Service
 from tests.server.conftest import events
 
