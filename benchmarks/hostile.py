@@ -39,6 +39,12 @@ def wide_schema(number: int) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
+def many_shapes(number: int) -> dict[str, Any]:
+    """Small enough to be read, and as costly to compile as that can be."""
+    return {"anyOf": [{"type": "object", "properties": {f"p{number}_{shape}{each}": {} for each in range(10)}}
+                      for shape in range(30)]}  # fmt: skip
+
+
 def attacks() -> list[Callable[[int], tuple[str, bytes]]]:
     """What an enemy sends: path and body."""
 
@@ -61,6 +67,10 @@ def attacks() -> list[Callable[[int], tuple[str, bytes]]]:
             "type": "json_schema", "json_schema": {"name": "a", "schema": wide_schema(n)}}}),
         body(chat, lambda _: {"messages": said("a"), "max_tokens": 4, "response_format": {
             "type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 9] * 100_000}}}}),
+        body(chat, lambda n: {"messages": said("a"), "max_tokens": 4, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "a", "schema": many_shapes(n)}}}),
+        body("/tokenize", lambda _: {"content": "~" * 1_900_000}),
+        body("/tokenize", lambda _: {"content": "🙂\n" * 300_000, "with_pieces": True}),
         body(chat, lambda _: {"messages": [[] for _ in range(600_000)]}),
         lambda _: (chat, b'{"messages": ' + b"[" * 1_500_000),
         lambda _: (chat, b"\xff" * (2 * MIB)),

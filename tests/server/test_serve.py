@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from penstock.cli.commands.serve import read_keys
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError, PenstockError, ReadError
@@ -186,22 +185,11 @@ def test_a_port_that_is_taken() -> None:
         listen("127.0.0.1", 70_000)
 
 
-def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "keys"
-    file.write_text("one\n\n two \n")
-    monkeypatch.setenv("PENSTOCK_API_KEY", "three")
-    assert read_keys(["zero"], file) == ("zero", "one", "two", "three")
-    file.write_text("\n")
-    for bad in (file, tmp_path / "missing"):
-        with pytest.raises(OptionError, match="--api-key-file"):
-            read_keys([], bad)
-
-
 def test_an_open_door_is_refused_before_the_model_is_read() -> None:
     process = start("--host", "0.0.0.0", "-m", "missing.gguf")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "--api-key is needed" in errors
+    assert "--api-key-file is needed, or --no-key" in errors
 
 
 def test_it_listens_and_can_end_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +237,16 @@ def test_flags_that_cannot_go_together_or_be_read() -> None:
 def test_listening_to_everybody_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"missing\.gguf"):
         invoke("--host", "0.0.0.0", "--port", "0", "--api-key", "k", "-m", str(tmp_path / "missing.gguf"))
-    assert "not encrypted" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "not encrypted" in told
+    assert "WARNING" not in told
+
+
+def test_an_open_door_is_told_of_loudly(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"missing\.gguf"):
+        invoke("--host", "0.0.0.0", "--port", "0", "--no-key", "-m", str(tmp_path / "missing.gguf"))
+    told = capsys.readouterr().err
+    assert "WARNING: --host 0.0.0.0 with --no-key: whoever can reach this machine may use the model" in told
 
 
 def invoke(*flags: str) -> None:

@@ -25,6 +25,7 @@ from penstock.chat.prompt import Encoded, Piece
 from penstock.machine.database import open_database
 
 MAX_ENTRIES: Final = 16_384
+MAX_BYTES: Final = 8 << 20  # of them in memory
 PRUNE_EVERY: Final = 256  # entries added between two looks at how many there are
 SCHEMA: Final = (
     "PRAGMA journal_mode = WAL",
@@ -121,6 +122,7 @@ class LruStore:
     def __init__(self, file: Path | None = None, max_entries: int = MAX_ENTRIES):
         self._max_entries = max_entries
         self._entries: OrderedDict[str, bytes] = OrderedDict()  # least recently used first
+        self._bytes = 0
         self._lock = threading.Lock()
         self._added = 0
         self._file = None if file is None else open_database(file, *SCHEMA)
@@ -157,10 +159,10 @@ class LruStore:
                 self._file = None
 
     def _keep(self, name: str, value: bytes) -> None:
+        self._bytes += len(value) - len(self._entries.pop(name, b""))
         self._entries[name] = value
-        self._entries.move_to_end(name)
-        while len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+        while len(self._entries) > self._max_entries or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._entries.popitem(last=False)[1])
 
     def _from_file(self, name: str) -> bytes | None:
         if self._file is None:

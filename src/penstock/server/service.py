@@ -26,8 +26,10 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.server.api.responses.store import SHARE, ResponseStore
 from penstock.server.http.errors import ApiError
+from penstock.server.http.keys import Charge, Keys
+from penstock.server.http.request_context import current_request
 from penstock.server.http.settings import Settings
-from penstock.server.http.work import Workers, largest_body
+from penstock.server.http.work import UNBROKEN, Workers, kept_grammars, largest_body
 from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
@@ -73,12 +75,14 @@ class Service:
         store = LruStore(None if folder is None else folder / "said.sqlite")
         format = format_of(engine)
         replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
-        self.driver = ChatDriver(engine, replay, format)
         self.responses = self._response_store()
         reserved = engine.options.request_bytes
         self.max_body = settings.max_body or largest_body(engine.context, reserved)
+        self.driver = ChatDriver(engine, replay, format, kept_grammars(self.max_body))
         self.work = Workers(self.max_body)
+        engine.tokenizer.longest_unbroken = UNBROKEN
         self.created = int(time.time())
+        self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
         self.prefill_speed = PrefillSpeed(engine, scheduler)
@@ -162,9 +166,13 @@ class Service:
         label, until = self._pin
         pin = label if shared and time.monotonic() < until else ""
         self.pins += bool(pin)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin)
+        context = current_request()
+        client = "" if context is None else context.client
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin, client)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
+        if context is not None and context.key is not None:
+            followers.append(Charge(context.key).add)
         timer = self._timer(usage, tell)
         try:
             if self.scheduler.prefix_cache.disk is not None and score is None:

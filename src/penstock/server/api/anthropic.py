@@ -322,10 +322,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=None)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     service = service_of(request)
-    reply = await service.work.run(
-        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
-    )
-    return json_reply({"input_tokens": len(reply.prompt.ids)})
+    count = await service.work.run(lambda: service.driver.count(body.conversation(), **body.rendering()))
+    return json_reply({"input_tokens": count})
 
 
 class Answer(NamedEvents):

@@ -30,6 +30,8 @@ from penstock.server.http.head import HeadMiddleware
 from penstock.server.http.invalid import first_fault, spelled
 from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
 from penstock.server.observe import dashboard, logs, metrics, request_trace
+from penstock.server.page import page
+from penstock.server.page.renderer import Renderer
 from penstock.server.service import Service
 
 ROUTERS: Final = [
@@ -44,6 +46,7 @@ ROUTERS: Final = [
     ollama_models.router,
     metrics.router,
     dashboard.router,
+    page.router,
 ]
 
 # For the description of the API.  "4XX" keeps FastAPI from naming its own 422, which nobody gets.
@@ -74,11 +77,12 @@ def create_app(service: Service) -> FastAPI:
     """The application.  It starts and stops the service."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         try:
             yield
         finally:
+            app.state.renderer.close()
             await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
 
     app = FastAPI(
@@ -89,6 +93,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,  # a redirection goes to whatever `Host` says
     )
     app.state.service = service
+    app.state.renderer = Renderer()
     most = room_for_connections(service.settings.max_connections)
     app.state.connections = Connections(most, min(most, service.settings.max_connections_per_address))
     for router in ROUTERS:

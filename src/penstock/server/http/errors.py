@@ -16,18 +16,27 @@ from penstock.errors import (
 )
 from penstock.server.http.request_context import current_request
 
-RETRY_AFTER: Final = "2"  # seconds
+RETRY_AFTER: Final = 2  # seconds
 FILES: Final = (".gguf", ".json", ".pack", ".safetensors")
 
 
 class ApiError(Exception):
-    """An answer other than success.  `code` is what a program looks at, `param` the field that is to blame."""
+    """An answer other than success.  `code` is what a program looks at, `param` the field that is to blame,
+    `retry_after` the seconds after which it may be another."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, **extra: Any
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int = RETRY_AFTER,
+        **extra: Any,
     ):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.extra = status, message, code, param, extra
+        self.retry_after = retry_after
 
     @property
     def kind(self) -> str:
@@ -154,7 +163,7 @@ def respond(path: str, error: ApiError) -> JSONResponse:
     context = current_request()
     if context is not None:
         context.error = error.kind
-    headers = {"Retry-After": RETRY_AFTER} if error.status in (429, 503) else {}
+    headers = {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else {}
     if error.status == 408:
         headers["Connection"] = "close"  # whatever still comes, nobody reads it
     return JSONResponse(envelope(path, error), error.status, headers)

@@ -1,4 +1,4 @@
-// Values that survive a reload, where the browser lets a page keep any.
+// Small values that survive a reload, where the browser lets a page keep any.
 
 export function load(storage, name, otherwise) {
   try {
@@ -11,6 +11,12 @@ export function load(storage, name, otherwise) {
 export function save(storage, name, value) {
   try {
     storage().setItem(`penstock.${name}`, JSON.stringify(value));
+  } catch {}
+}
+
+export function remove(storage, name) {
+  try {
+    storage().removeItem(`penstock.${name}`);
   } catch {}
 }
 

@@ -3,24 +3,32 @@
 import { call, eventsOf } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
+import { Files } from "./files.js";
 import { percent } from "./format.js";
+import { List } from "./list.js";
 import { ExpertMap } from "./map.js";
 import { Panel } from "./panel.js";
+import { Panes } from "./panes.js";
 import { Settings } from "./settings.js";
+import { Shortcuts } from "./shortcuts.js";
+import { Store } from "./store.js";
 
 const AGAIN = [500, 1000, 2000, 5000]; // milliseconds before the server is tried again
 const SILENT = 5000; // after which the stream counts as broken
 
+const panes = new Panes();
 const panel = new Panel();
 const map = new ExpertMap();
-new Chat(new Settings());
-
-for (const button of document.querySelectorAll("[data-show]")) {
-  button.addEventListener("click", () => {
-    document.body.dataset.view = button.dataset.show;
-    for (const each of document.querySelectorAll("[data-show]")) each.setAttribute("aria-pressed", String(each === button));
-  });
-}
+const settings = new Settings();
+const store = await Store.open();
+const linked = location.hash.slice(1);
+const chat = new Chat(store, settings, new Files());
+const list = new List(store, chat);
+list.onchosen = () => panes.closeOverlay();
+new Shortcuts({ chat, list, settings, panes });
+if (linked) await chat.openById(linked);
+if (matchMedia("(pointer: fine)").matches) byId("input").focus();
+document.body.dataset.ready = "";
 
 let complaint = ""; // of the server, shown for a while
 const park = (parked) =>
@@ -30,7 +38,10 @@ const park = (parked) =>
   });
 byId("wake").addEventListener("click", () => park(false));
 byId("park").addEventListener("click", () => park(true));
-if (matchMedia("(pointer: fine)").matches) byId("input").focus();
+
+let latest = null; // picture of the engine
+let latestMap = null;
+panes.addEventListener("change", () => latest && showEngine(latest, true));
 
 watch();
 
@@ -55,10 +66,19 @@ async function watch() {
 }
 
 function show(picture) {
+  latest = picture;
   byId("model").textContent = picture.about.model;
-  panel.show(picture);
-  if ("map" in picture) map.show(picture.map, picture.about.mode === "mmap");
+  panel.take(picture);
+  if ("map" in picture) latestMap = [picture.map, picture.about.mode === "mmap"];
+  showEngine(picture, "map" in picture);
   state(picture);
+}
+
+// What nobody sees is not drawn.
+function showEngine(picture, withMap) {
+  if (!panes.shown.engine) return;
+  panel.show(picture);
+  if (withMap && latestMap) map.show(...latestMap);
 }
 
 function state({ state, progress, queue }) {

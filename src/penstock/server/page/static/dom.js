@@ -1,5 +1,7 @@
 // Making elements.  Text is always text: nothing here reads HTML.
 
+import { icon } from "./icons.js";
+
 export const byId = (id) => document.getElementById(id);
 
 // element("p", { class: "note", onclick }, "text", other)
@@ -14,6 +16,11 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+export const button = (label, onclick, kind = "quiet") => element("button", { type: "button", class: kind, onclick }, label);
+
+export const iconButton = (name, label, onclick, kind = "") =>
+  element("button", { type: "button", class: `quiet icon ${kind}`, "aria-label": label, title: label, onclick }, icon(name));
+
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const helper = element("textarea", { class: "hidden" }); // pages that came over plain HTTP have no clipboard
@@ -25,11 +32,17 @@ export async function copyText(text) {
 }
 
 export function copyButton(text, label = "Copy") {
-  const button = element("button", { class: "quiet", type: "button" }, label);
-  button.addEventListener("click", async () => {
+  const made = button(label, async () => {
     await copyText(text());
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = label), 1200);
+    made.textContent = "Copied";
+    setTimeout(() => (made.textContent = label), 1200);
   });
-  return button;
+  return made;
+}
+
+// Has the browser save a text as a file.
+export function download(name, text, kind = "application/json") {
+  const address = URL.createObjectURL(new Blob([text], { type: kind }));
+  element("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }

@@ -1,13 +1,10 @@
 // Talking to the server: with the key, if it wants one, and reading its streams.
 
 import { byId } from "./dom.js";
+import { forBrowser, forTab, load, remove, save } from "./stored.js";
 
-const NAME = "penstock.key";
 let asking = null;
-let key = null;
-try {
-  key = sessionStorage.getItem(NAME);
-} catch {}
+let key = load(forTab, "key", null) ?? load(forBrowser, "key", null);
 
 export class Refused extends Error {}
 
@@ -17,7 +14,7 @@ export async function call(path, { body, signal } = {}) {
     const used = key;
     const headers = used ? { Authorization: `Bearer ${used}` } : {};
     if (body !== undefined) headers["Content-Type"] = "application/json";
-    const response = await fetch(path, {
+    const response = await reach(path, {
       method: body === undefined ? "GET" : "POST",
       body: body === undefined ? undefined : JSON.stringify(body),
       headers,
@@ -27,6 +24,15 @@ export async function call(path, { body, signal } = {}) {
     if (response.ok) return response;
     if (response.status !== 401) throw new Refused(await reason(response));
     if (key === used) await (asking ??= askForKey(used !== null).finally(() => (asking = null)));
+  }
+}
+
+async function reach(path, request) {
+  try {
+    return await fetch(path, request);
+  } catch (error) {
+    if (request.signal?.aborted) throw error;
+    throw new Refused("The server cannot be reached. Is it still running?");
   }
 }
 
@@ -40,9 +46,7 @@ async function reason(response) {
 
 function askForKey(again) {
   const door = byId("door");
-  byId("door-text").textContent = again
-    ? "That key does not open it. Another one?"
-    : "It is kept until this tab is closed.";
+  byId("door-text").textContent = again ? "That key does not open it. Another one?" : "Whoever started the server has it.";
   byId("door-key").value = "";
   door.showModal();
   return new Promise((resolve) => {
@@ -51,33 +55,39 @@ function askForKey(again) {
       if (!given) return door.showModal(); // nothing works without
       door.removeEventListener("close", closed);
       key = given;
-      try {
-        sessionStorage.setItem(NAME, key);
-      } catch {}
+      const keeps = byId("door-keep").checked;
+      remove(forBrowser, "key");
+      save(keeps ? forBrowser : forTab, "key", key);
       resolve();
     };
     door.addEventListener("close", closed);
   });
 }
 
-// The payloads of a stream of server-sent events, until its end.
-export async function* eventsOf(response) {
+// The payloads of a stream of server-sent events, until its end.  oncomment: told of what is said between them.
+// Raises Refused if the stream ends before it has said so and ends: it has to.
+export async function* eventsOf(response, { oncomment, ends = false } = {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) return;
+      if (done) break;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const lines = part.split("\n").filter((line) => line.startsWith("data:"));
-        const text = lines.map((line) => line.slice(5).trimStart()).join("\n");
+        const lines = part.split("\n");
+        const text = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
         if (text === "[DONE]") return;
         if (text) yield JSON.parse(text);
+        else if (lines[0].startsWith(":")) oncomment?.(lines[0].slice(1).trim());
       }
     }
+  } catch (error) {
+    if (error instanceof TypeError) throw new Refused("The connection to the server broke.");
+    throw error;
   } finally {
     reader.cancel().catch(() => {});
   }
+  if (ends) throw new Refused("The server ended the answer before it was whole.");
 }

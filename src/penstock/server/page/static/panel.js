@@ -34,10 +34,14 @@ export class Panel {
     byId("tiles").append(...Object.values(this.tiles).map((tile) => tile.element));
   }
 
-  show(picture) {
+  // Rates are followed also while nobody looks.
+  take(picture) {
     this.pictures.push(picture);
     if (this.pictures.length > WINDOW) this.pictures.shift();
     this.rates(picture);
+  }
+
+  show(picture) {
     this.memory(picture);
     this.queue(picture);
     this.about(picture.about);
