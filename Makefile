@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo docs test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
+.PHONY: demo docs screenshots test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
 
 $(VENV)/.made:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; Penstock needs 3.11 or newer: make demo PYTHON=python3.12 chooses" % v[:2])'
 	@echo "── making a Python environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade pip
@@ -29,12 +30,13 @@ demo: $(VENV)/.installed  ## three questions to the pocket model
 	$(BIN)/penstock run "What is 17 + 25?"
 	$(BIN)/penstock run "What is a penstock?"
 	$(BIN)/penstock run "What is 486 + 377?" --think
-	@echo "── left behind: $(VENV)/ and build/.  To go on: $(BIN)/penstock chat.  To remove both: make clean."
+	@echo "── left behind: $(VENV)/ and build/ (make clean removes them), a few bytes in ~/.cache/penstock.  To go on: $(BIN)/penstock chat"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
 
 test: lint  ## everything that runs on each change
 	$(BIN)/pytest -n 2
@@ -42,7 +44,7 @@ test: lint  ## everything that runs on each change
 test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
 	$(BIN)/pytest tests/gpu -q
 
-test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
+test-slow: $(VENV)/.installed-dev $(VENV)/.tools  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
 
 CLIENTS := build/clients
@@ -72,6 +74,9 @@ test-wheel: wheel  ## this machine's wheel, in an empty environment without a co
 
 docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
 	$(BIN)/python -m docs.generate
+
+screenshots: $(VENV)/.installed-dev  ## the pictures of the page (needs Chromium)
+	$(BIN)/python -m docs.generate.screenshots
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

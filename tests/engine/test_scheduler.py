@@ -8,7 +8,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
-from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError
+from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError, ShutdownError
 from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 
@@ -148,7 +148,7 @@ def test_stopping_tells_those_who_are_left(engine: Engine) -> None:
         scheduler.submit(client.request)
     scheduler.stop()
     for client in clients:
-        assert isinstance(client.failure, BusyError)
+        assert isinstance(client.failure, ShutdownError)
 
 
 # ── sessions that are used again ──────────────────────────────────────────────────────────────────────────────

@@ -158,8 +158,9 @@ def test_it_answers_and_ends_in_order(server: Running) -> None:
     assert "How can I help you" in (folder / "trace").read_text()
 
 
-def test_what_is_being_answered_at_the_end_is_told_so() -> None:
+def test_what_is_being_answered_at_the_end_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(Service(Engine(pocket_path(), threads=1), Settings(port=0)), farewell=0)
+    caplog.set_level("INFO", "penstock")
     with listen("127.0.0.1", 0) as listener:
         url = address(listener)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -171,7 +172,10 @@ def test_what_is_being_answered_at_the_end_is_told_so() -> None:
             server.should_exit = True
             *_, last = (line for line in lines if line)
         thread.join()
-    assert "shutting down" in last
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["code"], error["message"]) == ("shutting_down", "the server is shutting down")
+    (line,) = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert (line["status"], line["error"]) == (200, "shutting_down")
 
 
 def test_a_port_that_is_taken() -> None:

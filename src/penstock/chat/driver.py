@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.chat.deepseek_v4 import DeepSeekV4Format, encoding_of
 from penstock.chat.deepseek_v4.render import Encoding
-from penstock.chat.events import Event, TextDelta, ToolCallStarted, Turn
+from penstock.chat.events import Event, ReasoningDelta, TextDelta, ToolCallStarted, Turn
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation
 from penstock.chat.prompt import Prompt
@@ -159,6 +159,7 @@ class Reply:
         if not ends:
             self.tokens.append(step.token)
         events = self._parse(step, ends)
+        self._reasoning = self._reasoning or any(isinstance(event, ReasoningDelta) for event in events)
         ends_reasoning = self._reasoning and step.token == self._end_reasoning
         marker = ends_reasoning or step.token in self._tokenizer.eos_ids
         token = Token(step, events, self._reasoning, marker)

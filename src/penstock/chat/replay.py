@@ -22,12 +22,17 @@ from typing import Any, Final
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation, Message, ToolCall
 from penstock.chat.prompt import Encoded, Piece
-from penstock.machine.private import make_private_file, private_folder
+from penstock.machine.database import open_database
 
 MAX_ENTRIES: Final = 16_384
 MAX_BYTES: Final = 8 << 20  # of them in memory
-BUSY_TIMEOUT: Final = 0.2  # seconds that another process may keep the file busy
 PRUNE_EVERY: Final = 256  # entries added between two looks at how many there are
+SCHEMA: Final = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    "CREATE TABLE IF NOT EXISTS remembered (name TEXT PRIMARY KEY, value BLOB, used REAL)",
+    "SELECT name, value, used FROM remembered LIMIT 1",
+)
 
 
 class Replay:
@@ -120,7 +125,7 @@ class LruStore:
         self._bytes = 0
         self._lock = threading.Lock()
         self._added = 0
-        self._file = _open(file) if file is not None else None
+        self._file = None if file is None else open_database(file, *SCHEMA)
 
     def get(self, name: str) -> bytes | None:
         with self._lock:
@@ -168,25 +173,3 @@ class LruStore:
                 self._file.execute("UPDATE remembered SET used = ? WHERE name = ?", (time.time(), name))
                 return row[0]
         return None
-
-
-def _open(file: Path) -> sqlite3.Connection | None:
-    """The file, made new if it is none of ours; None if there cannot be one."""
-    for _ in range(2):
-        with suppress(sqlite3.OperationalError, OSError):
-            private_folder(file.parent)
-            make_private_file(file)
-            connection = sqlite3.connect(file, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = NORMAL")
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS remembered (name TEXT PRIMARY KEY, value BLOB, used REAL)"
-                )
-                connection.execute("SELECT name, value, used FROM remembered LIMIT 1")
-                return connection
-            except sqlite3.DatabaseError as error:
-                connection.close()
-                if not isinstance(error, sqlite3.OperationalError):  # not a database
-                    file.unlink(missing_ok=True)
-    return None

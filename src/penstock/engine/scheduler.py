@@ -40,7 +40,7 @@ from penstock.engine.requests import (
     Work,
 )
 from penstock.engine.scoring import score_prompt, score_rows
-from penstock.errors import BusyError, ContextLengthError, PenstockError
+from penstock.errors import BusyError, ContextLengthError, PenstockError, ShutdownError
 
 ENOUGH: Final = 256  # tokens that have to be read before their pace says something
 Logits = NDArray[np.float32]
@@ -100,7 +100,7 @@ class Scheduler:
             return
         with self._changed:
             if self._ended:
-                raise BusyError("the server is shutting down")
+                raise ShutdownError("the server is shutting down")
             if len(self._waiting) >= self.most_waiting:
                 self._turn_away(request.client)
             self._waiting.append(request)
@@ -154,7 +154,7 @@ class Scheduler:
         self._thread.start()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """Lets active requests go on for up to `deadline` seconds, then ends what is left with BusyError."""
+        """Lets active requests go on for up to `deadline` seconds, then ends what is left with ShutdownError."""
         end = time.monotonic() + deadline
         while (self._slots or self._waiting) and time.monotonic() < end:
             time.sleep(0.02)
@@ -164,7 +164,7 @@ class Scheduler:
         if self._thread is not None and self.ready:  # reading weights may take minutes, for nothing
             self._thread.join()
         for request in [slot.request for slot in self._slots] + list(self._waiting):
-            request.emit(Failed(BusyError("the server is shutting down")))
+            request.emit(Failed(ShutdownError("the server is shutting down")))
         self._slots.clear()
         self._waiting.clear()
 

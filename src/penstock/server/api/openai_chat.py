@@ -1,7 +1,7 @@
 """POST /v1/chat/completions, in OpenAI's words with DeepSeek's additions (`reasoning_content`, `thinking`)."""
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Container, Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -15,14 +15,32 @@ from penstock.chat.events import (
     Event,
     ReasoningDelta,
     TextDelta,
+    ToolCallFinished,
     ToolCallStarted,
     coalesced,
 )
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.steps import Step
+from penstock.server.api.custom_tools import (
+    AnyText,
+    WrappedGrammar,
+    as_arguments,
+    as_function,
+    as_input,
+    grammar_of,
+)
 from penstock.server.api.openai import Choices, finite, token_name
-from penstock.server.api.shared import ALIASES, EFFORTS, Json, Offer, SamplingFields, offer, refusal
+from penstock.server.api.shared import (
+    ALIASES,
+    EFFORTS,
+    Json,
+    Offer,
+    SamplingFields,
+    offer,
+    only_text,
+    refusal,
+)
 from penstock.server.http.bodies import BodyRoute
 from penstock.server.service import Service, service_of
 from penstock.server.usage import Usage, timings
@@ -39,9 +57,19 @@ def _as_json(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
-class ContentPart(_Strict):
-    type: str
-    text: str | None = None
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(_Strict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+ContentPart = Annotated[
+    Annotated[TextPart | RefusalPart, Field(discriminator="type")], BeforeValidator(only_text)
+]
 
 
 class CalledFunction(_Strict):
@@ -51,9 +79,15 @@ class CalledFunction(_Strict):
     arguments: Annotated[str | None, BeforeValidator(_as_json)] = None
 
 
+class CalledCustom(_Strict):
+    name: str
+    input: str
+
+
 class CallInHistory(_Strict):
     id: str | None = None
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class Function(BaseModel):
@@ -63,9 +97,23 @@ class Function(BaseModel):
     name: Annotated[str, Field(min_length=1)]
 
 
-class Tool(_Strict):
+class FunctionTool(_Strict):
     type: Literal["function"]
     function: Function
+
+
+class Custom(_Strict):
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    format: Annotated[AnyText | WrappedGrammar, Field(discriminator="type")] | None = None
+
+
+class CustomTool(_Strict):
+    type: Literal["custom"]
+    custom: Custom
+
+
+Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
 
 
 class ChatMessage(_Strict):
@@ -83,13 +131,20 @@ class ChatMessage(_Strict):
     task: Literal["action", "query", "authority", "domain", "title", "read_url"] | None = None
 
 
-class ChosenFunction(_Strict):
+class Chosen(_Strict):
     name: str
 
 
 class NamedTool(_Strict):
-    type: Literal["function"]
-    function: ChosenFunction
+    type: Literal["function", "custom"]
+    function: Chosen | None = None
+    custom: Chosen | None = None
+
+    def chosen(self, field: str) -> str:
+        named = self.function if self.type == "function" else self.custom
+        if named is None:
+            raise refusal(f"{field}.{self.type}", "missing")
+        return named.name
 
 
 class AllowedTools(_Strict):
@@ -97,10 +152,12 @@ class AllowedTools(_Strict):
     tools: list[NamedTool]
 
 
-class ToolChoice(_Strict):
-    type: Literal["function", "allowed_tools"]
-    function: ChosenFunction | None = None
-    allowed_tools: AllowedTools | None = None
+class AllowedChoice(_Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 class TemplateOptions(_Strict):
@@ -147,7 +204,9 @@ class ChatRequest(SamplingFields):
         """The answer may have to be a call, or to go on with the last message."""
         for index, message in enumerate(self.messages):
             if message.prefix and (index < len(self.messages) - 1 or message.role != "assistant"):
-                raise refusal(f"messages.{index}.prefix", "only the last message, an assistant's, can be one")
+                raise refusal(
+                    f"messages[{index}].prefix", "only the last message, an assistant's, can be one"
+                )
         return {"forced": self.offer().force, "continues": bool(self.messages[-1].prefix)}
 
     def offer(self) -> Offer:
@@ -158,20 +217,29 @@ class ChatRequest(SamplingFields):
                 chosen = offer(every, "auto")
             case str(choice):
                 chosen = offer(every, choice)
-            case ToolChoice(type="function", function=ChosenFunction(name=name)):
-                chosen = offer(every, "required", [name])
-            case ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools)):
-                chosen = offer(every, mode, [tool.function.name for tool in tools])
-            case ToolChoice(type=missing):
-                raise refusal(f"tool_choice.{missing}", "missing")
+            case NamedTool() as tool:
+                chosen = offer(every, "required", [tool.chosen("tool_choice")])
+            case AllowedChoice(allowed_tools=AllowedTools(mode=mode, tools=tools)):
+                place = "tool_choice.allowed_tools.tools[{}]"
+                names = [tool.chosen(place.format(number)) for number, tool in enumerate(tools)]
+                chosen = offer(every, mode, names)
         return chosen._replace(tools=tuple(functions))  # those of a message are told there
+
+    @property
+    def customs(self) -> dict[str, Custom]:
+        """Custom tools, by name."""
+        return {tool.custom.name: tool.custom for tool in self.tools or () if isinstance(tool, CustomTool)}
 
     def conversation(self) -> Conversation:
         form = self.response_format or ResponseFormat(type="text")
-        asked = (
-            form.json_schema if form.type == "json_schema" and form.json_schema else JsonSchema(schema=None)
-        )
+        asked = JsonSchema(schema=None)
+        if form.type == "json_schema":
+            if form.json_schema is None or form.json_schema.schema_ is None:
+                missing = "json_schema" if form.json_schema is None else "json_schema.schema"
+                raise refusal(f"response_format.{missing}", "missing")
+            asked = form.json_schema
         offered = self.offer()
+        grammars = {name: grammar_of(custom.format) for name, custom in self.customs.items()}
         wishes = (self.drop_thinking, self.chat_template_kwargs.drop_thinking)
         return Conversation(
             tuple(self._messages()),
@@ -182,6 +250,7 @@ class ChatRequest(SamplingFields):
             response_schema=asked.schema_,
             json_only=form.type != "text" and (asked.schema_ is None or asked.strict is False),
             parallel_calls=self.parallel_tool_calls is not False,
+            grammars={name: grammar for name, grammar in grammars.items() if grammar is not None},
         )
 
     def _thinking(self) -> Thinking:
@@ -199,19 +268,21 @@ class ChatRequest(SamplingFields):
         for index, message in enumerate(self.messages):
             calls = message.tool_calls or ()
             if calls and message.role != "assistant":
-                raise refusal(f"messages.{index}.tool_calls", "only an assistant calls tools")
+                raise refusal(f"messages[{index}].tool_calls", "only an assistant calls tools")
             if message.tools and message.role != "developer":
-                raise refusal(f"messages.{index}.tools", "only a developer's message brings tools of its own")
+                raise refusal(
+                    f"messages[{index}].tools", "only a developer's message brings tools of its own"
+                )
             if message.task and message.role not in ("user", "developer"):
-                raise refusal(f"messages.{index}.task", "only a user's or developer's message has one")
+                raise refusal(f"messages[{index}].task", "only a user's or developer's message has one")
             reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
             yield Message(
                 Role(message.role),
-                _text(message, index),
+                _text(message),
                 reasoning=reasoning,
                 tool_calls=tuple(
-                    ToolCall(call.id or "", call.function.name, call.function.arguments or "")
-                    for call in calls
+                    _call(call, f"messages[{index}].tool_calls[{number}]")
+                    for number, call in enumerate(calls)
                 ),
                 tool_call_id=message.tool_call_id,
                 tools=tuple(_function(tool) for tool in message.tools or ()),
@@ -219,22 +290,28 @@ class ChatRequest(SamplingFields):
             )
 
 
+def _call(call: CallInHistory, field: str) -> ToolCall:
+    if call.function is not None:
+        return ToolCall(call.id or "", call.function.name, call.function.arguments or "")
+    if call.custom is not None:
+        return ToolCall(call.id or "", call.custom.name, as_arguments(call.custom.input))
+    raise refusal(f"{field}.function", "missing")
+
+
 def _function(tool: Tool) -> Json:
+    if isinstance(tool, CustomTool):
+        custom = tool.custom
+        return as_function(custom.name, custom.description, grammar_of(custom.format))
     return tool.function.model_dump(exclude_unset=True)
 
 
-def _text(message: ChatMessage, index: int) -> str:
+def _text(message: ChatMessage) -> str:
     """The text of a message.  Its parts are lines of their own, as several files or remarks would be; those of a
     tool's result stand apart by an empty line, as DeepSeek's encoder writes them."""
     if not isinstance(message.content, list):
         return message.content or ""
-    for place, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            raise refusal(
-                f"messages.{index}.content.{place}",
-                f"a part of type {part.type!r} cannot be read, only text can",
-            )
-    return ("\n\n" if message.role == "tool" else "\n").join(part.text or "" for part in message.content)
+    texts = [part.text if isinstance(part, TextPart) else part.refusal for part in message.content]
+    return ("\n\n" if message.role == "tool" else "\n").join(texts)
 
 
 class ChatChoice:
@@ -246,6 +323,8 @@ class ChatChoice:
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
         sampling = body.sampling(number, top_logprobs=alternatives, stop=body.stops)
         self.reply = service.reply(conversation, sampling, **body.rendering())
+        self.customs = body.customs
+        self.deltas = Deltas(body.customs)
         self._new: dict[str, list[Json]] = {}  # log-probabilities that nobody has taken
 
     def run(self) -> AsyncGenerator[PrefillProgress | Token, None]:
@@ -266,37 +345,53 @@ class ChatChoice:
     def note(self, token: Token) -> None:
         if self._body.logprobs and not token.marker:
             part = self._new.setdefault("reasoning_content" if token.reasoning else "content", [])
-            part.append(_logprob_object(self._service.engine.tokenizer, token.step))
+            part.append(logprob_object(self._service.engine.tokenizer, token.step))
 
 
-def message_object(message: Message) -> Json:
-    """A whole answer."""
+def message_object(message: Message, customs: Container[str] = ()) -> Json:
+    """A whole answer.  customs: tools whose calls have text instead of arguments."""
     result: Json = {"role": "assistant", "content": message.content}
     if message.reasoning is not None:
         result["reasoning_content"] = message.reasoning
     if message.tool_calls:
         result["content"] = message.content or None
-        result["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
+        result["tool_calls"] = [{"id": call.id, **_called(call, customs)} for call in message.tool_calls]
     return result
 
 
-def delta_object(event: Event) -> Json | None:
-    """A piece of an answer; None for what a stream does not tell."""
-    match event:
-        case ReasoningDelta(text):
-            return {"reasoning_content": text}
-        case TextDelta(text):
-            return {"content": text}
-        case ToolCallStarted(index, id, name):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
-        case ArgumentsDelta(index, fragment):
-            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
-        case _:
-            return None
+def _called(call: ToolCall, customs: Container[str]) -> Json:
+    if call.name in customs:
+        return {"type": "custom", "custom": {"name": call.name, "input": as_input(call.arguments)}}
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+class Deltas:
+    """Pieces of an answer.  What a custom tool is called with comes in one piece: as text, not as JSON."""
+
+    def __init__(self, customs: Container[str]):
+        self._customs = customs
+        self._called: set[int] = set()  # calls of custom tools
+
+    def of(self, event: Event) -> Json | None:
+        """None for what a stream does not tell."""
+        match event:
+            case ReasoningDelta(text):
+                return {"reasoning_content": text}
+            case TextDelta(text):
+                return {"content": text}
+            case ToolCallStarted(index, id, name) if name in self._customs:
+                self._called.add(index)
+                begun = {"type": "custom", "custom": {"name": name, "input": ""}}
+                return {"tool_calls": [{"index": index, "id": id, **begun}]}
+            case ToolCallStarted(index, id, name):
+                function = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+            case ArgumentsDelta(index, fragment) if index not in self._called:
+                return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+            case ToolCallFinished(index, call) if index in self._called:
+                return {"tool_calls": [{"index": index, "custom": {"input": as_input(call.arguments)}}]}
+            case _:
+                return None
 
 
 def progress_object(progress: PrefillProgress) -> Json:
@@ -309,7 +404,7 @@ def progress_object(progress: PrefillProgress) -> Json:
     }
 
 
-def _logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
+def logprob_object(tokenizer: Tokenizer, step: Step) -> Json:
     def entry(token: int, logprob: float) -> Json:
         raw = list(tokenizer.token_bytes(token))
         return {"token": token_name(tokenizer, token), "logprob": finite(logprob), "bytes": raw}
@@ -339,7 +434,7 @@ class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
 
     def finished(self, choice: ChatChoice) -> Json:
         turn, logprobs = choice.reply.turn, choice.logprobs()
-        message = message_object(turn.message())
+        message = message_object(turn.message(), choice.customs)
         return {"message": message, "logprobs": logprobs, "finish_reason": turn.finish_reason}
 
     def deltas(self, choice: ChatChoice, update: PrefillProgress | Token) -> Iterator[tuple[Json, Json]]:
@@ -357,5 +452,5 @@ class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
         for event in coalesced(update.events) if isinstance(update, Token) else ():
             if isinstance(event, Done):
                 yield part({}, event.finish_reason), {"timings": timings(choice.usage)}
-            elif delta := delta_object(event):
+            elif delta := choice.deltas.of(event):
                 yield part(delta), {}

@@ -62,5 +62,5 @@ def _value(field: Any, body: bytes, context: int) -> Any:
         raise RequestValidationError([wrong]) from None
     value, errors = field.validate(parsed, {}, loc=("body",))
     if errors:
-        raise RequestValidationError(errors if isinstance(errors, list) else [errors])
+        raise RequestValidationError(errors if isinstance(errors, list) else [errors], body=parsed)
     return value

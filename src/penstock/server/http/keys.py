@@ -8,6 +8,7 @@ A file has a key in each line, alone or after its owner's name and before its li
     sk-77b2…
 """
 
+import hashlib
 import hmac
 import math
 import re
@@ -50,6 +51,11 @@ class Key:
     generated: int = 0
     _debt: float = 0.0  # tokens of this minute, as of `_at`
     _at: float = 0.0
+
+    @property
+    def owner(self) -> str:
+        """What stands for the key where the key itself must not."""
+        return hashlib.sha256(self.secret.encode()).hexdigest()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

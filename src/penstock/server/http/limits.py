@@ -18,12 +18,23 @@ from penstock.server.http.keys import Key
 from penstock.server.http.request_context import current_request
 from penstock.server.http.strangers import refusal_of_stranger
 from penstock.server.http.work import Workers
-from penstock.server.observe import dashboard
+from penstock.server.page.page import ASSETS
 from penstock.server.service import Service
 
+PAGE: Final = "/dashboard/"  # what it asks for besides what clients do
 # Paths, and beginnings of paths that end with a slash.
-PUBLIC: Final = ("/health", "/v1/health", "/", dashboard.ASSETS)  # no key needed; the page asks for it
-WHILE_LOADING: Final = (*PUBLIC, "/dashboard/", "/metrics", "/props", "/v1/models", "/v1/models/")
+PUBLIC: Final = ("/health", "/v1/health", "/", ASSETS)  # no key needed; the page asks for it
+WHILE_LOADING: Final = (
+    *PUBLIC,
+    PAGE,
+    "/metrics",
+    "/props",
+    "/v1/models",
+    "/v1/models/",
+    "/api/version",
+    "/api/tags",
+    "/api/ps",
+)
 MAX_DIGITS: Final = 20  # of a number of bytes; Python reads no numbers of thousands of them
 MAX_HEAD: Final = 64 << 10  # bytes of all headers and the path
 HEADERS_TOO_LARGE: Final = 431
@@ -38,14 +49,15 @@ class AccessMiddleware:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(dashboard.ASSETS):
+        if scope["type"] == "http" and not scope["path"].startswith(ASSETS):
             scope["path"] = scope["path"].rstrip("/") or "/"
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         key = self.service.keys.find(_sent_key(Headers(scope=scope)))
         error = self._refusal(scope, key)
-        limited = key if scope["method"] == "POST" else None
+        # The page has what is being answered rendered meanwhile.
+        limited = key if scope["method"] == "POST" and not scope["path"].startswith(PAGE) else None
         if error is None and limited is not None:
             error = limited.refusal()
         if error is not None:

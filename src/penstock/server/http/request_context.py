@@ -34,6 +34,11 @@ class RequestContext:
     body_bytes: int = 0
     room: "Room | None" = None
 
+    @property
+    def owner(self) -> str:
+        """Whose things it may see; "" where there are no keys."""
+        return "" if self.key is None else self.key.owner
+
 
 _current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
 
