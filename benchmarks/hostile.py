@@ -70,6 +70,10 @@ def attacks() -> list[Callable[[int], tuple[str, bytes]]]:
             "type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 9] * 100_000}}}}),
         body(chat, lambda n: {"messages": said("a"), "max_tokens": 4, "response_format": {
             "type": "json_schema", "json_schema": {"name": "a", "schema": many_shapes(n)}}}),
+        body("/v1/responses/input_tokens", lambda _: {"input": "x y " * 400_000}),
+        body("/api/chat", lambda _: {"model": "deepseek-v4", "messages": said("word " * 300_000)}),
+        body("/infill", lambda _: {"input_prefix": "a b " * 200_000, "input_suffix": "c d " * 200_000}),
+        body("/dashboard/markdown", lambda _: {"text": "[*`_" * 16_000}),
         body("/tokenize", lambda _: {"content": "~" * 1_900_000}),
         body("/tokenize", lambda _: {"content": "🙂\n" * 300_000, "with_pieces": True}),
         body(chat, lambda _: {"messages": [[] for _ in range(600_000)]}),
