@@ -108,6 +108,7 @@ def test_so_many_at_a_time(service: Service, tmp_path: Path, path: str) -> None:
     with key.in_use():
         reply = asked.post(path, json=ASKING[path])
         assert asked.get("/v1/models").status_code == 200
+        assert asked.post("/dashboard/markdown", json={}).status_code == 400  # it got there
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
     assert_spelled(path, reply.json())
     assert asked.post(path, json=ASKING[path]).status_code == 200

@@ -110,7 +110,7 @@ async def input_tokens(body: InputRequest, request: Request) -> Response:
 
     def count() -> int:
         conversation = body.chat(_all_items(service.responses, body))
-        return len(service.driver.reply(conversation, None, forced=body.offer().force).prompt.ids)
+        return service.driver.count(conversation, forced=body.offer().force)
 
     return json_reply({"object": "response.input_tokens", "input_tokens": await service.work.run(count)})
 
