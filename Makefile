@@ -54,7 +54,22 @@ $(CLIENTS)/.installed: tests/clients/node/package.json
 	npm install --prefix $(CLIENTS) --no-audit --no-fund
 	touch $@
 
-test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed  ## agents and the AI SDK from npm (needs Node ≥ 20; 1.4 GB of disk)
+# Python's clients, each with the versions that it wants.  Open WebUI and aider need Python 3.11 or 3.12.
+$(CLIENTS)/python/.installed: tests/clients/python/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/python
+	$(CLIENTS)/python/bin/pip install --quiet --requirement $<
+	touch $@
+$(CLIENTS)/aider/.installed:
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/pip install --quiet aider-chat==0.86.2
+	touch $@
+$(CLIENTS)/open-webui/.installed:
+	$(PYTHON) -m venv $(CLIENTS)/open-webui
+	$(CLIENTS)/open-webui/bin/pip install --quiet open-webui==0.12.4 "torch>=2.11,<2.14"
+	touch $@
+PYTHON_CLIENTS := $(addprefix $(CLIENTS)/,python/.installed aider/.installed open-webui/.installed)
+
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed $(PYTHON_CLIENTS)  ## agents, Open WebUI and libraries from npm and PyPI (needs Node ≥ 20; 6 GB of disk)
 	$(BIN)/pytest -m clients tests/clients
 
 # cmake, and a clang that has every glibc and macOS to link with.

@@ -83,6 +83,7 @@ def test_a_stream_tells_the_same_as_the_whole(client: TestClient) -> None:
     assert chunks[-2]["choices"] == []
     for field in ("completion_tokens", "completion_tokens_details"):
         assert chunks[-2]["usage"][field] == whole["usage"][field]
+    assert ["timings" in chunk for chunk in chunks[-3:-1]] == [False, True]  # once, beside the usage
     role, *parts = deltas(chunks)
     assert role == {"role": "assistant"}
     assert joined(parts, "reasoning_content") == message["reasoning_content"] != ""

@@ -107,14 +107,17 @@ class Choices(ABC, Generic[C, T]):
         return {**self._head(self.whole), "choices": found, **more}
 
     async def _stream(self) -> AsyncGenerator[str, None]:
-        """What happens; usage if asked for; the end of the stream."""
+        """What happens; usage if asked for; the end of the stream.  Timings stand in the last chunk only: clients
+        that add up what chunks tell (Open WebUI) would count twice."""
         head = self._head(self.chunk)
         async with aclosing(self._updates()) as updates:
             async for index, update in updates:
                 for delta, more in self.deltas(self.choices[index], update):
                     yield data({**head, "choices": [{"index": index, **delta}], **more})
         if self.body.wants_usage:
-            yield data({**head, "choices": [], "usage": usage_object(self._usages())})
+            usages = self._usages()
+            more = {"usage": usage_object(usages), "timings": timings(combined(usages))}
+            yield data({**head, "choices": [], **more})
         yield DONE
 
     def _updates(self) -> AsyncGenerator[tuple[int, T], None]:

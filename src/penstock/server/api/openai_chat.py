@@ -168,6 +168,7 @@ class ChatChoices(Choices[ChatChoice, PrefillProgress | Token]):
             yield part({}), {"prompt_progress": progress_object(update)}
         for event in coalesced(update.events) if isinstance(update, Token) else ():
             if isinstance(event, Done):
-                yield part({}, event.finish_reason), {"timings": timings(choice.usage)}
+                spent = {} if self.body.wants_usage else {"timings": timings(choice.usage)}
+                yield part({}, event.finish_reason), spent
             elif delta := choice.deltas.of(event):
                 yield part(delta), {}
