@@ -105,6 +105,15 @@ def test_the_file_can_change_while_keys_are_used(tmp_path: Path) -> None:
     assert keys.find("sk-3") is not None
 
 
+def test_a_key_may_be_given_in_several_ways(tmp_path: Path) -> None:
+    keys = Keys(["sk-1", "sk-0", "sk-0"], key_file(tmp_path, "anna sk-1 concurrency=3\nsk-2\n"))
+    assert [(key.name, key.secret) for key in keys.all] == [
+        ("key-2", "sk-0"),
+        ("anna", "sk-1"),
+        ("key-5", "sk-2"),
+    ]
+
+
 @pytest.mark.parametrize("given", ["", "sk", "sk-1 ", "sk-é", "\udcff"])
 def test_only_the_whole_key_opens(given: str) -> None:
     assert Keys(["sk-1"]).find(given) is None
