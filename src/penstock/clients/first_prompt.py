@@ -72,7 +72,7 @@ def expected_wait(client: str, target: Target) -> str:
     measured = f"{first.version}, counted in {COUNTED}; more with tools and instructions of your own"
     size = f"{client} begins with about {first.tokens:,} tokens ({measured})"
     if pace is None:
-        return f"{size}; how fast this server reads shows with its first prompt"
+        return f"{size}; how fast this server reads shows with its first prompt, `penstock plan` estimates it"
     seconds = first.tokens / pace
     at = f"{pace:,.0f}" if pace >= 10 else f"{pace:.1f}"
     return (
