@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo docs test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
+.PHONY: demo docs screenshots test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; Penstock needs 3.11 or newer: make demo PYTHON=python3.12 chooses" % v[:2])'
@@ -89,6 +89,9 @@ test-wheel: wheel  ## this machine's wheel, in an empty environment without a co
 
 docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
 	$(BIN)/python -m docs.generate
+
+screenshots: $(VENV)/.installed-dev  ## the pictures of the page (needs Chromium)
+	$(BIN)/python -m docs.generate.screenshots
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

@@ -117,7 +117,7 @@ def test_probabilities_of_tokens(tab: Tab) -> None:
     expect(tab.page.locator(".alternative.drawn")).to_contain_text(re.compile(r"\d %"))
     tab.page.locator(".tokens").focus()
     tab.page.keyboard.press("ArrowRight")
-    expect(tokens.last).to_have_class(re.compile("chosen"))
+    expect(tokens.last).to_have_class(re.compile("pointed"))
     tab.page.click(".show-tokens")
     expect(tab.page.locator(".answer .text")).to_be_visible()
 

@@ -19,6 +19,18 @@ def test_wrong_settings_are_not_taken(tab: Tab) -> None:
     expect(tab.page.locator("#settings")).to_be_hidden()
 
 
+def test_enter_takes_settings_and_cancel_does_not(tab: Tab) -> None:
+    for key, kept in (("Enter", "7"), ("Escape", "7"), (None, "7")):
+        tab.page.click("#open-settings")
+        tab.page.fill("#set-seed", "7" if key == "Enter" else "8")
+        if key is None:
+            tab.page.click("#settings-cancel")
+        else:
+            tab.page.press("#set-seed", key)
+        expect(tab.page.locator("#settings")).to_be_hidden()
+        expect(tab.page.locator("#chosen")).to_have_text(f"seed {kept}")
+
+
 def test_settings_are_sent(tab: Tab) -> None:
     given = {
         "system": "Be brief.",

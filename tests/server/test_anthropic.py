@@ -333,6 +333,11 @@ DEEP = json.loads("[" * 400 + "]" * 400)
             "messages.0.content.0.source: documents other than plain text cannot be read",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0.type"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "w"}]},
+            "tools.0: the tool 'web_search_20250305'",
+        ),
+        ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "mcp_servers"),
         ({"stop_sequences": ["a", "b", "c", 4]}, "stop_sequences.3"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences.16"),
         ({"messages": [{"role": "user", "content": [ORPHAN]}]}, "'toolu_sent' answers no"),

@@ -1,9 +1,13 @@
 """Keys: who they belong to, how much each may ask for, and what is shown of them."""
 
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from penstock.engine.progress import PrefillProgress
@@ -59,6 +63,22 @@ def test_a_file_that_is_no_list_of_keys(tmp_path: Path, text: str, told: str) ->
     assert "sk-" not in str(caught.value)
 
 
+@given(
+    st.lists(
+        st.text(st.sampled_from("anx1.=# \t\n\r\0é🙂"))
+        | st.sampled_from(["concurrency=", "k tokens_per_minute=9"])
+    )
+)
+@settings(deadline=None)
+def test_any_text_is_keys_or_refused(parts: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        file = key_file(Path(folder), "".join(parts))
+        found = []
+        with suppress(OptionError):
+            found = read_key_file(file)
+        assert all(key.name and key.secret and not key.secret.isspace() for key in found)
+
+
 def test_a_file_that_cannot_be_trusted(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be read"):
         read_key_file(tmp_path / "missing")
@@ -85,6 +105,15 @@ def test_the_file_can_change_while_keys_are_used(tmp_path: Path) -> None:
     assert keys.find("sk-3") is not None
 
 
+def test_a_key_may_be_given_in_several_ways(tmp_path: Path) -> None:
+    keys = Keys(["sk-1", "sk-0", "sk-0"], key_file(tmp_path, "anna sk-1 concurrency=3\nsk-2\n"))
+    assert [(key.name, key.secret) for key in keys.all] == [
+        ("key-2", "sk-0"),
+        ("anna", "sk-1"),
+        ("key-5", "sk-2"),
+    ]
+
+
 @pytest.mark.parametrize("given", ["", "sk", "sk-1 ", "sk-é", "\udcff"])
 def test_only_the_whole_key_opens(given: str) -> None:
     assert Keys(["sk-1"]).find(given) is None
@@ -95,8 +124,8 @@ def test_only_the_whole_key_opens(given: str) -> None:
 
 def open_with(service: Service, folder: Path, line: str) -> tuple[TestClient, Key]:
     """A server that has this key alone.  Not started: the engine is everybody's."""
-    settings = Settings(api_key_file=key_file(folder, line))
-    other = Service(service.engine, settings, service.scheduler)
+    chosen = Settings(api_key_file=key_file(folder, line))
+    other = Service(service.engine, chosen, service.scheduler)
     return TestClient(create_app(other), headers={"authorization": "Bearer sk-1"}), other.keys.all[0]
 
 
@@ -108,6 +137,7 @@ def test_so_many_at_a_time(service: Service, tmp_path: Path, path: str) -> None:
     with key.in_use():
         reply = asked.post(path, json=ASKING[path])
         assert asked.get("/v1/models").status_code == 200
+        assert asked.post("/dashboard/markdown", json={}).status_code == 400  # it got there
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
     assert_spelled(path, reply.json())
     assert asked.post(path, json=ASKING[path]).status_code == 200

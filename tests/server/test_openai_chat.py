@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.chat.messages import Role, Thinking
-from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.openai_chat_request import ChatRequest
 from penstock.server.service import Service
 from tests.server.conftest import events
 
@@ -350,7 +350,9 @@ def test_who_thinks(fields: dict[str, Any], expected: Thinking) -> None:
         ({"tools": [{"type": "custom", "custom": {"name": 5}}]}, "tools[0].custom.name"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 1000}}, "logit_bias"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),

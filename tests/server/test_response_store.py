@@ -162,7 +162,7 @@ def kept(number: int, size: int = 20_000) -> Kept:
     noise = "".join(
         f"{(number * 7919 + i * i) % 99991:x}" for i in range(size // 4)
     )  # does not compress well
-    return Kept({"id": f"resp_{number}", "output": []}, [{"type": "message", "text": noise}])
+    return Kept({"id": f"resp_{number}", "output": []}, [{"id": "x", "type": "message", "text": noise}])
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -208,6 +208,13 @@ def test_a_damaged_file_costs_what_was_in_it(tmp_path: Path, damage: bytes) -> N
     assert store.find("", "resp_1") is None
     assert store.keep("", kept(1))
     assert store.find("", "resp_1") == kept(1)
+
+
+def test_a_row_that_somebody_has_changed_is_not_believed(client: TestClient, service: Service) -> None:
+    made = {"id": "resp_changed", "output": [{"id": "msg_1", "type": "poem"}]}
+    assert service.responses.keep("", Kept(made, []))
+    reply: Any = client.post("/v1/responses", json={"input": "x", "previous_response_id": "resp_changed"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "previous_response_not_found")
 
 
 def test_a_disk_without_room_costs_the_new_one_only(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.chat.events import Event, ReasoningDelta, TextDelta, ToolCallStart
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation
 from penstock.chat.prompt import Prompt
-from penstock.engine.constraint import Constraint, Constraints
+from penstock.engine.constraint import KEPT_TEXT, Constraint, Constraints
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
@@ -45,17 +45,23 @@ def format_of(engine: Engine) -> ChatFormat:
 
 class ChatDriver:
     """Makes replies for one engine.  `replay`: what the model has said before, for conversations that come back as
-    text."""
+    text.  `kept`: characters of grammars that stay compiled."""
 
-    def __init__(self, engine: Engine, replay: "Replay | None" = None, format: ChatFormat | None = None):
-        self.engine, self.replay = engine, replay
+    def __init__(
+        self,
+        engine: Engine,
+        replay: "Replay | None" = None,
+        format: ChatFormat | None = None,
+        kept: int = KEPT_TEXT,
+    ):
+        self.engine, self.replay, self._kept = engine, replay, kept
         self.format = format or format_of(engine)
 
     @cached_property
     def constraints(self) -> Constraints:
         """Compiles grammars for this vocabulary."""
         tokenizer = self.engine.tokenizer
-        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids})
+        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids}, self._kept)
 
     def reply(
         self,

@@ -29,7 +29,7 @@ from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import Charge, Keys
 from penstock.server.http.request_context import current_request
 from penstock.server.http.settings import Settings
-from penstock.server.http.work import UNBROKEN, Workers, largest_body
+from penstock.server.http.work import UNBROKEN, Workers, kept_grammars, largest_body
 from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
@@ -75,10 +75,10 @@ class Service:
         store = LruStore(None if folder is None else folder / "said.sqlite")
         format = format_of(engine)
         replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
-        self.driver = ChatDriver(engine, replay, format)
         self.responses = self._response_store()
         reserved = engine.options.request_bytes
         self.max_body = settings.max_body or largest_body(engine.context, reserved)
+        self.driver = ChatDriver(engine, replay, format, kept_grammars(self.max_body))
         self.work = Workers(self.max_body)
         engine.tokenizer.longest_unbroken = UNBROKEN
         self.created = int(time.time())

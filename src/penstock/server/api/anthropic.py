@@ -25,6 +25,7 @@ from penstock.server.api.shared import (
     NamedEvents,
     Offer,
     Stops,
+    known_tool,
     offer,
     only_text,
     refusal,
@@ -174,7 +175,8 @@ class CountRequest(Body):
     model: str = ""
     messages: list[Turn] = Field(min_length=1)
     system: Texts | None = None
-    tools: list[Tool] | None = None
+    tools: list[Annotated[Tool, known_tool("custom")]] | None = None
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None  # this server calls no other
     tool_choice: ToolChoice | None = None
     thinking: ThinkingMode | None = None
     output_config: OutputConfig | None = None

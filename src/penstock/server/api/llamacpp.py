@@ -20,7 +20,7 @@ from penstock.engine.session import Session
 from penstock.errors import SnapshotError
 from penstock.machine.private import private_folder
 from penstock.option import effective
-from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.openai_chat_request import ChatRequest
 from penstock.server.api.shared import refusal
 from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError, llamacpp_envelope

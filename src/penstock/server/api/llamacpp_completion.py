@@ -108,6 +108,7 @@ def _ids(service: Service, prompt: str | list[str | int]) -> list[int]:
 def _completions(
     service: Service, body: CompletionSettings, prompts: Sequence[list[int]]
 ) -> list["Completion"]:
+    body.constraint(service)  # a grammar that cannot be used is refused before anything is answered
     choices = range(body.n_cmpl or 1)
     pairs = [(ids, choice) for ids in prompts for choice in choices]
     return [Completion(service, body, number, ids, choice) for number, (ids, choice) in enumerate(pairs)]
@@ -149,18 +150,19 @@ class Completion:
         self.service, self.body, self.index, self.ids = service, body, index, ids
         self.usage = Usage(prompt=len(ids))
         self.sampling = body.sampling(service, choice)
-        self.constraint = body.constraint(service)
         self.text, self.tokens, self.probabilities = "", list[int](), list[Json]()
         self.stop_type, self._stops = "none", StopStrings(body.stops)
         self._sent = 0  # characters of the text that a stream has told
 
     async def run(self) -> AsyncGenerator[Json, None]:
+        held = self.body.held
+        constraint = await self.service.work.run_costly(self.body.constraint, self.service) if held else None
         stream = self.service.complete(
             self.ids,
             max(self.body.limit, 1),  # also a prompt that is only read is read up to its first token
             self.sampling,
             self.usage,
-            constraint=self.constraint,
+            constraint=constraint,
         )
         async with aclosing(stream):
             async for update in stream:
@@ -206,11 +208,11 @@ class Completion:
 
     def _out_of_block(self) -> bool:
         """A line that is indented less than it should be belongs to something else."""
+        if not self.body.n_indent or "\n" not in self.text:
+            return False
         line = self.text.rpartition("\n")[2]
         begun = line.lstrip(" \t")
-        if not self.body.n_indent or "\n" not in self.text or not begun:
-            return False
-        if len(line) - len(begun) >= self.body.n_indent:
+        if not begun or len(line) - len(begun) >= self.body.n_indent:
             return False
         self.text = self.text.rpartition("\n")[0]
         return True

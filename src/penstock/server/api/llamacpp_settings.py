@@ -116,6 +116,10 @@ class CompletionSettings(Body):
             for id in tokens:
                 yield id, NEVER if bias is False else bias
 
+    @property
+    def held(self) -> bool:
+        return bool(self.grammar) or self.json_schema is not None
+
     def constraint(self, service: Service) -> Constraint | None:
         """What holds the text to a grammar; the client's field is named if it cannot be used."""
         field = "grammar" if self.grammar else "json_schema"

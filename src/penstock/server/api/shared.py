@@ -39,6 +39,7 @@ Json = dict[str, Any]
 JsonObject = dict[str, JsonValue]
 Label = Annotated[str, Field(max_length=64)]
 Metadata = Annotated[dict[Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+UNKNOWN_TOOL: Final = "the tool '{kind}' does not exist here; this server knows tools of type {known}"
 NOT_READ: Final = "{kind} cannot be read: this model knows text only"
 
 
@@ -77,6 +78,19 @@ def only_text(part: Any) -> Any:
     if isinstance(kind, str) and kind in NOT_TEXT:
         raise PydanticCustomError("not_text", NOT_READ, {"kind": NOT_TEXT[kind]})
     return part
+
+
+def known_tool(*kinds: str) -> BeforeValidator:
+    """Refuses tools of any other type by name: they would be run by a server, and this one runs none."""
+
+    def check(tool: Any) -> Any:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            said = {"kind": kind[:64], "known": ", ".join(kinds)}
+            raise PydanticCustomError("unsupported_tool", UNKNOWN_TOOL, said)
+        return tool
+
+    return BeforeValidator(check)
 
 
 class Offer(NamedTuple):

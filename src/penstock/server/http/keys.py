@@ -126,10 +126,11 @@ class Keys:
 
     def reload(self) -> None:
         """Reads the file again; what keys have done counts on.  OptionError if it cannot be read: then they stay."""
-        found = [Key(f"key-{number}", secret) for number, secret in enumerate(self._given, 1)]
-        if self._file is not None:
-            found += read_key_file(self._file, first=len(found) + 1)
-        _check_different(found, self._file)
+        filed = [] if self._file is None else read_key_file(self._file, first=len(self._given) + 1)
+        _check_different(filed, self._file)
+        named = {key.secret for key in filed}  # one that is given as well goes by its name in the file
+        unnamed = enumerate(dict.fromkeys(self._given), 1)
+        found = [Key(f"key-{number}", secret) for number, secret in unnamed if secret not in named] + filed
         known = {key.secret: key for key in self.all}
         for at, key in enumerate(found):
             if (old := known.get(key.secret)) is not None:
@@ -144,7 +145,7 @@ class Keys:
     def find(self, given: str) -> Key | None:
         """The key that a client has sent, in a time that tells nothing of the others."""
         sent = given.encode(errors="surrogateescape")
-        good = [hmac.compare_digest(sent, key.secret.encode()) for key in self.all]
+        good = [hmac.compare_digest(sent, key.secret.encode(errors="surrogateescape")) for key in self.all]
         return self.all[good.index(True)] if any(good) else None
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
+from penstock.engine.constraint import COMPILED
 from penstock.errors import BusyError
 from penstock.machine.pages import give_back_freed
 from penstock.server.http.errors import ApiError
@@ -33,6 +34,8 @@ PER_TOKEN: Final = 32  # bytes of a body for each token of the context; text has
 FLOOR, CEILING = 2 << 20, 32 << 20  # of the largest body
 PREPARING: Final = 8  # bytes of memory for each byte of a body, while a prompt is made of it
 ANSWERING: Final = 3  # and until it is answered
+GRAMMARS: Final = 4  # bytes of memory for compiled grammars, for each byte of the largest body
+FEWEST_KEPT: Final = 1 << 14  # characters of grammars: an agent's tools
 UNBROKEN: Final = 1 << 17  # bytes of text without the end of a word or line, one such text at a time
 TOKENIZING: Final = 256 * UNBROKEN  # bytes of memory that the tokenizer takes for it
 STRUCTURE: Final = MAX_CONTAINERS << 10  # bytes of memory that the objects and lists of a body may take
@@ -45,12 +48,21 @@ def largest_body(context: int, reserved: int = 0) -> int:
     (2, 32, 6)
     """
     most = min(max(FLOOR, PER_TOKEN * context), CEILING)
-    return min(most, (reserved - STRUCTURE - TOKENIZING) // PREPARING) if reserved else most
+    return min(most, (reserved - STRUCTURE - TOKENIZING) // (PREPARING + GRAMMARS)) if reserved else most
 
 
 def request_memory(max_body: int) -> int:
     """Bytes of memory that requests take, if the largest has so many."""
-    return PREPARING * max_body + STRUCTURE + TOKENIZING
+    return (PREPARING + GRAMMARS) * max_body + STRUCTURE + TOKENIZING
+
+
+def kept_grammars(max_body: int) -> int:
+    """Characters of grammars that stay compiled then.
+
+    >>> kept_grammars(2 << 20), kept_grammars(32 << 20)
+    (16384, 262144)
+    """
+    return max(FEWEST_KEPT, GRAMMARS * max_body // COMPILED)
 
 
 def share_of(budget: int | None) -> int:

@@ -27,7 +27,7 @@ class Renderer:
         """Blocks, as `markdown.blocks` makes them."""
         found = await self._lane.run(Turn.of(current_request()), lambda: self._ask(text))
         if found is None:
-            raise ApiError(400, "this text takes too long to render", code="too_complex")
+            raise ApiError(400, "this text takes too much time or memory to render", code="too_complex")
         return found
 
     def close(self) -> None:
@@ -51,11 +51,12 @@ class Renderer:
                 line = process.stdout.readline()
                 found: list[Any] | None = json.loads(line) if line else None
             except OSError:
-                line, found = b"", None
+                found = None
             finally:
                 guard.cancel()
-            if not line:
+            if found is None:  # it may have died, or be full of what it could not finish
                 self._end()
+                return None
             self._leave = threading.Timer(IDLE, self._retire)
             self._leave.daemon = True
             self._leave.start()

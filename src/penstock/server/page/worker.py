@@ -7,14 +7,16 @@ interpreter meanwhile.  Here nobody waits for it: time and memory are bounded, a
 import json
 import os
 import resource
+import signal
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 from penstock.server.page.cpu_limit import cpu_limit
 from penstock.server.page.markdown import blocks
 
 SECONDS: Final = 3.0  # of computing, for one text
-MEMORY: Final = 512 << 20  # bytes of addresses; 40 MiB is usual
+MEMORY: Final = 96 << 20  # bytes, of which 30 are usual
 
 
 def answer(line: bytes) -> Any:
@@ -27,8 +29,10 @@ def answer(line: bytes) -> Any:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the server; the end of the input ends this
     os.nice(5)  # answers are worth more than their looks
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with suppress(OSError, ValueError):  # a system that has no such limit
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(json.dumps(answer(line), separators=(",", ":")).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -13,7 +13,7 @@ from pydantic import Field
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import NO_LIMIT
-from penstock.server.api.openai_chat import FunctionTool
+from penstock.server.api.openai_chat_request import FunctionTool
 from penstock.server.api.shared import NOT_READ, Body, JsonObject, Stops, offer, refusal, thinking_for
 
 NEUTRAL: Final = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}  # what does nothing, of what cannot be done

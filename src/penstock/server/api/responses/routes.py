@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
 
 from penstock.errors import PenstockError
 from penstock.server.api.responses.answer import Answer
@@ -35,10 +36,11 @@ def _all_items(store: ResponseStore, body: InputRequest) -> list[Known]:
     if body.previous_response_id is not None:
         id = body.previous_response_id
         kept = store.find(owner(), id)
-        if kept is None:
+        before = None if kept is None else _validated([*kept.input, *kept.response["output"]])
+        if before is None:
             text = f"Previous response with id '{id[:100]}' not found."
             raise ApiError(400, text, code="previous_response_not_found", param="previous_response_id")
-        items += KEPT.validate_python([*kept.input, *kept.response["output"]])
+        items += before
     for number, item in enumerate(body.input):
         items.append(_referred(store, item, number) if isinstance(item, Reference) else item)
     return items
@@ -48,11 +50,21 @@ def _referred(store: ResponseStore, reference: Reference, number: int) -> Known:
     """An item's id begins like that of its response (`answer.item_id`)."""
     digits = reference.id.partition("_")[2][:RESPONSE_DIGITS]
     kept = store.find(owner(), f"resp_{digits}")
-    found = [item for item in kept.response["output"] if item["id"] == reference.id] if kept else []
+    found = _validated(
+        [item for item in kept.response["output"] if item["id"] == reference.id] if kept else []
+    )
     if not found:
         text = f"Item with id '{reference.id[:100]}' not found."
         raise ApiError(404, text, param=f"input[{number}].id")
-    return KEPT.validate_python(found)[0]
+    return found[0]
+
+
+def _validated(items: list[Json]) -> list[Known] | None:
+    """Items that were kept; None if they are none: somebody else has written to the file."""
+    try:
+        return KEPT.validate_python(items)
+    except ValidationError:
+        return None
 
 
 @router.post("/v1/responses", response_model=None)
@@ -98,7 +110,7 @@ async def input_tokens(body: InputRequest, request: Request) -> Response:
 
     def count() -> int:
         conversation = body.chat(_all_items(service.responses, body))
-        return len(service.driver.reply(conversation, None, forced=body.offer().force).prompt.ids)
+        return service.driver.count(conversation, forced=body.offer().force)
 
     return json_reply({"object": "response.input_tokens", "input_tokens": await service.work.run(count)})
 

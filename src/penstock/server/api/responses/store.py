@@ -75,24 +75,18 @@ class ResponseStore:
                     return False
                 self._make_room(len(row[1]))
                 self._rows.execute("INSERT INTO responses (name, value) VALUES (?, ?)", row)
+                self._tell(self.bytes)
             except (SnapshotError, sqlite3.Error) as error:
                 logging.getLogger(__name__).warning("a response is not kept: %s", error)
                 return False
-            self._tell(self.bytes)
         return True
 
     def find(self, owner: str, id: str) -> Kept | None:
         row = self._execute("SELECT value FROM responses WHERE name = ?", _name(owner, id))
-        if row is None:
-            return None
-        try:
-            return Kept(*json.loads(zlib.decompress(row[0])))
-        except (ValueError, TypeError, zlib.error):  # damaged: as if it were not there
-            return None
+        return None if row is None else read_kept(row[0])
 
     def remove(self, owner: str, id: str) -> bool:
         found = self._execute("DELETE FROM responses WHERE name = ? RETURNING number", _name(owner, id))
-        self._tell(self.bytes)
         return found is not None
 
     def close(self) -> None:
@@ -117,12 +111,31 @@ class ResponseStore:
     def _execute(self, statement: str, name: str) -> Any:
         with self._lock:
             try:
-                return None if self._rows is None else self._rows.execute(statement, (name,)).fetchone()
+                found = None if self._rows is None else self._rows.execute(statement, (name,)).fetchone()
+                self._tell(self.bytes)
             except sqlite3.Error:
                 return None
+            return found
 
     def _pragma(self, name: str) -> int:
         return 0 if self._rows is None else int(self._rows.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def read_kept(value: Any) -> Kept | None:
+    """What a row says; None if it is damaged: as if it were not there."""
+    if not isinstance(value, bytes):
+        return None
+    try:
+        text = zlib.decompressobj().decompress(value, LARGEST + 1)
+        response, items = json.loads(text)
+    except (ValueError, TypeError, RecursionError, zlib.error):
+        return None
+    output = response.get("output") if isinstance(response, dict) else None
+    if not isinstance(output, list) or not isinstance(items, list):
+        return None
+    if not all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in [*output, *items]):
+        return None
+    return Kept(response, items)
 
 
 def not_found(id: str) -> ApiError:

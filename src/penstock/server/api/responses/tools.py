@@ -4,14 +4,13 @@ Tools of a namespace are told to the model as `namespace.tool`, and their calls 
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field
 
 from penstock.chat.messages import TextGrammar
 from penstock.server.api.custom_tools import AnyText, GrammarFormat, as_function, grammar_of
-from penstock.server.api.shared import Body, Json, JsonObject, Offer, offer, refusal
+from penstock.server.api.shared import Body, Json, JsonObject, Offer, known_tool, offer, refusal
 
 CALLABLE: Final = ("function", "custom")
 KNOWN: Final = (*CALLABLE, "namespace")
@@ -44,19 +43,8 @@ class Namespace(Body):
     tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
 
 
-def _known(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind not in KNOWN:
-        raise PydanticCustomError(
-            "unsupported_tool",
-            "the tool '{kind}' does not exist here; this server knows tools of type {known}",
-            {"kind": kind[:64], "known": ", ".join(KNOWN)},
-        )
-    return tool
-
-
 Tool = Annotated[
-    Annotated[FunctionTool | CustomTool | Namespace, Field(discriminator="type")], BeforeValidator(_known)
+    Annotated[FunctionTool | CustomTool | Namespace, Field(discriminator="type")], known_tool(*KNOWN)
 ]
 
 

@@ -12,9 +12,9 @@ export function tokensView(tokens) {
   let chosen = -1;
   const choose = (number) => {
     if (number === chosen || !tokens[number]) return;
-    row.children[chosen]?.classList.remove("chosen");
+    row.children[chosen]?.classList.remove("pointed");
     chosen = number;
-    row.children[chosen].classList.add("chosen");
+    row.children[chosen].classList.add("pointed");
     detail.replaceChildren(...alternatives(tokens[number]));
   };
   row.append(...tokens.map((token, number) => tokenSpan(token, number)));
@@ -45,7 +45,7 @@ function alternatives([text, logprob, others]) {
     const bar = element("i", { "aria-hidden": "true" });
     bar.style.width = `${(100 * share).toFixed(1)}%`;
     const name = element("code", {}, visible(other));
-    return element("div", { class: other === text ? "alternative drawn" : "alternative" }, name, element("span", { class: "level" }, bar), element("span", {}, percent(share)));
+    return element("div", { class: other === text ? "alternative drawn" : "alternative" }, name, element("span", { class: "level" }, bar), element("span", {}, share < 0.0005 ? "< 0.1 %" : percent(share)));
   });
 }
 

@@ -58,8 +58,9 @@ export class Settings {
     this.inputs = {};
     byId("settings-groups").append(...Object.entries(GROUPS).map(([title, fields]) => this.group(title, fields)));
     byId("open-settings").addEventListener("click", () => this.open());
+    byId("settings-cancel").addEventListener("click", () => this.dialog.close());
     byId("settings-reset").addEventListener("click", () => this.fill(defaults));
-    this.dialog.addEventListener("close", () => this.dialog.returnValue === "done" && this.keep());
+    this.dialog.addEventListener("submit", ({ submitter }) => submitter === byId("settings-done") && this.keep());
     this.tell();
   }
 
@@ -85,7 +86,6 @@ export class Settings {
 
   open() {
     this.fill(this.values);
-    this.dialog.returnValue = "";
     this.dialog.showModal();
     this.showDefaults();
   }
