@@ -12,6 +12,13 @@ from penstock.server.api.openai_chat_request import ChatRequest
 from penstock.server.api.responses.request import ResponsesRequest
 from tests.server.conftest import events
 
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a schema is said before a stream begins, however long a busy machine takes to see it."""
+    monkeypatch.setattr("penstock.server.http.streams.ACCEPTANCE", 60.0)
+
+
 SEEDS = range(6)
 CHOICES = {"type": "string", "enum": ["red", "green"]}
 SCHEMA = {
