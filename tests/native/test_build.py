@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def configure(folder: Path, compiler: str | None = None) -> str:
+def configure(folder: Path, compiler: str | None = None, **environment: str) -> str:
     """What cmake complains of where no compiler is in the path, or where this script is the first."""
     programs = folder / "bin"
     programs.mkdir()
@@ -28,7 +28,7 @@ def configure(folder: Path, compiler: str | None = None) -> str:
     path = str(programs) if compiler is None else f"{programs}:{os.environ['PATH']}"
     done = subprocess.run(
         ["cmake", "-S", str(SOURCE), "-B", str(folder / "build"), "-G", "Unix Makefiles"],
-        env={"PATH": path, "HOME": str(folder)},
+        env={"PATH": path, "HOME": str(folder), **environment},
         capture_output=True,
         text=True,
     )
@@ -40,6 +40,11 @@ def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
     said = configure(tmp_path)
     assert "There is no C++ compiler here. Penstock's kernels need g++ 11 or clang 14, or newer" in said
     assert "apt install g++" in said
+
+
+def test_a_compiler_that_is_asked_for_and_missing_is_named(tmp_path: Path) -> None:
+    said = configure(tmp_path, CXX="clang++-1 -stdlib=libc++")
+    assert "CXX is clang++-1, which is not here. Penstock's kernels need g++ 11 or clang 14, or newer" in said
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to pretend with")

@@ -40,7 +40,7 @@ def warm_command(
     """
     first, folder = FIRST_PROMPTS[client], Path.cwd()
     if not first.once:
-        raise OptionError(f"{client} begins with nothing of its own: there is nothing to keep")
+        raise OptionError(f"{client} asks only what people ask on its page: it cannot be made to ask ahead")
     target = find(url, model, api_key)
     if not target.reached:
         raise PenstockError(f"nobody answers at {target.url}: start `penstock serve --kv-dir FOLDER` first")
