@@ -55,6 +55,13 @@ class DenseWeights:
     def enter(self, block: str) -> None:
         """The block's weights are about to be used."""
 
+    def _wait(self, block: str, buffer: int, job: int) -> None:
+        """What was read ahead may have failed while nobody waited for it: now it is asked for once more."""
+        try:
+            self.reader.wait(job)
+        except ReadError:
+            self.reader.wait(self._read(self._bundles[block], self._buffers[buffer], urgent=True))
+
     def leave(self, block: str) -> None:
         """They are not needed before the next token."""
 
@@ -155,7 +162,7 @@ class LoadedDense(DenseWeights):
             self.reader.promote(job)
             begin = time.perf_counter()
             try:
-                self.reader.wait(job)
+                self._wait(block, number, job)
             except ReadError as error:
                 del self._turn[block]
                 raise ReadError(f"weights of {block}: {error}") from None
