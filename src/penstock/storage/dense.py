@@ -55,13 +55,6 @@ class DenseWeights:
     def enter(self, block: str) -> None:
         """The block's weights are about to be used."""
 
-    def _wait(self, block: str, buffer: int, job: int) -> None:
-        """What was read ahead may have failed while nobody waited for it: now it is asked for once more."""
-        try:
-            self.reader.wait(job)
-        except ReadError:
-            self.reader.wait(self._read(self._bundles[block], self._buffers[buffer], urgent=True))
-
     def leave(self, block: str) -> None:
         """They are not needed before the next token."""
 
@@ -170,6 +163,13 @@ class LoadedDense(DenseWeights):
                 self.stall_seconds += time.perf_counter() - begin
             self._turn[block] = (number, 0)
             self._place(block, self._buffers[number])
+
+    def _wait(self, block: str, buffer: int, job: int) -> None:
+        """What was read ahead may have failed while nobody waited for it: now it is asked for once more."""
+        try:
+            self.reader.wait(job)
+        except ReadError:
+            self.reader.wait(self._read(self._bundles[block], self._buffers[buffer], urgent=True))
 
     def leave(self, block: str) -> None:
         if block not in self._turn:
