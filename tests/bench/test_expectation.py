@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.backend import open_backend
-from penstock.bench import expectation
+from penstock.bench import expectation, expected
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
 from penstock.bench.expected import expect_here
@@ -16,7 +16,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.machine.measured_once import MeasuredOnce
-from penstock.machine.notes import notes_path, recall
+from penstock.machine.notes import notes_path, recall, remember
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.usage import Usage
@@ -189,3 +189,13 @@ def test_speed_of_a_plan_that_holds_more(flash: Checkpoint) -> None:
         expect(flash, each, costs(flash), ReadSpeed(1e9, 1e-4)).steady.per_second for each in (less, plan)
     ]
     assert speeds[0] < speeds[1]
+
+
+def test_a_slow_moment_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for seconds in (1e-10, 1e-9, 1e-10, 1e-10):
+        monkeypatch.setattr(expected, "filling_seconds", lambda seconds=seconds: seconds)
+        found.append(expected._slowest_filling())
+    assert found == pytest.approx([1e-10, 1e-9, 1e-9, 8e-10])
+    remember("filling", "seconds", "long")
+    assert expected._slowest_filling() == 1e-10
