@@ -124,8 +124,10 @@ def expect_here(
 
 
 def _slowest_filling() -> float:
-    """Seconds that a byte takes to become memory, the most of late.  What the host of a virtual machine took back comes
-    ten times as slowly as what was free a moment ago, and a run needs gigabytes of either kind."""
+    """Seconds that a byte takes to become memory, the most of late.
+
+    What the host of a virtual machine took back comes ten times as slowly as what was free a moment ago, and a run
+    needs gigabytes of either kind."""
     now, known = filling_seconds(), recall("filling").get("seconds")
     before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
     remember("filling", "seconds", max(now, FORGETS * before))
