@@ -126,7 +126,7 @@ def expect_here(
 def _slowest_filling() -> float:
     """Seconds that a byte takes to become memory, the most of late.
 
-    What the host of a virtual machine took back comes ten times as slowly as what was free a moment ago, and a run
+    What the host of a virtual machine took back comes much more slowly than what was free a moment ago, and a run
     needs gigabytes of either kind."""
     now, known = filling_seconds(), recall("filling").get("seconds")
     before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
