@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo docs test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
+.PHONY: demo docs screenshots test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
 
 $(VENV)/.made:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; Penstock needs 3.11 or newer: make demo PYTHON=python3.12 chooses" % v[:2])'
 	@echo "── making a Python environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade pip
@@ -29,12 +30,13 @@ demo: $(VENV)/.installed  ## three questions to the pocket model
 	$(BIN)/penstock run "What is 17 + 25?"
 	$(BIN)/penstock run "What is a penstock?"
 	$(BIN)/penstock run "What is 486 + 377?" --think
-	@echo "── left behind: $(VENV)/ and build/.  To go on: $(BIN)/penstock chat.  To remove both: make clean."
+	@echo "── left behind: $(VENV)/ and build/ (make clean removes them), a few bytes in ~/.cache/penstock.  To go on: $(BIN)/penstock chat"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
 
 test: lint  ## everything that runs on each change
 	$(BIN)/pytest -n 2
@@ -42,7 +44,7 @@ test: lint  ## everything that runs on each change
 test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
 	$(BIN)/pytest tests/gpu -q
 
-test-slow: $(VENV)/.installed-dev  ## longer oracle runs and full-width models (needs 4 GB of disk)
+test-slow: $(VENV)/.installed-dev $(VENV)/.tools  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow
 
 CLIENTS := build/clients
@@ -52,7 +54,22 @@ $(CLIENTS)/.installed: tests/clients/node/package.json
 	npm install --prefix $(CLIENTS) --no-audit --no-fund
 	touch $@
 
-test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed  ## agents and the AI SDK from npm (needs Node ≥ 20; 1.4 GB of disk)
+# Python's clients, each with the versions that it wants.  Open WebUI and aider need Python 3.11 or 3.12.
+$(CLIENTS)/python/.installed: tests/clients/python/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/python
+	$(CLIENTS)/python/bin/pip install --quiet --requirement $<
+	touch $@
+$(CLIENTS)/aider/.installed:
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/pip install --quiet aider-chat==0.86.2
+	touch $@
+$(CLIENTS)/open-webui/.installed:
+	$(PYTHON) -m venv $(CLIENTS)/open-webui
+	$(CLIENTS)/open-webui/bin/pip install --quiet open-webui==0.12.4 "torch>=2.11,<2.14"
+	touch $@
+PYTHON_CLIENTS := $(addprefix $(CLIENTS)/,python/.installed aider/.installed open-webui/.installed)
+
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed $(PYTHON_CLIENTS)  ## agents, Open WebUI and libraries from npm and PyPI (needs Node ≥ 20; 6 GB of disk)
 	$(BIN)/pytest -m clients tests/clients
 
 # cmake, and a clang that has every glibc and macOS to link with.
@@ -72,6 +89,9 @@ test-wheel: wheel  ## this machine's wheel, in an empty environment without a co
 
 docs: $(VENV)/.installed  ## the pages that are made from the code: options, models, Python interface, man pages
 	$(BIN)/python -m docs.generate
+
+screenshots: $(VENV)/.installed-dev  ## the pictures of the page (needs Chromium)
+	$(BIN)/python -m docs.generate.screenshots
 
 fuzz: $(VENV)/.installed-dev  ## a million mutated headers through every reader
 	$(BIN)/python -m tests.fuzz --count 1000000

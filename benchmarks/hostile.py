@@ -2,9 +2,10 @@
 
     python -m benchmarks.hostile --seconds 120 --memory 600MiB
 
-Prints how long /health took, how the honest streams fared (each must be, to the letter, the answer that it was alone;
-none may be refused), what the enemies were told, and the process's size over time.  Exits 1 if a stream was wrong or
-refused, the server was killed, or /health was not always answered.
+Prints how long /health took (and how late a process is here that does nothing), how the honest streams fared (each
+must be, to the letter, the answer that it was alone; none may be refused), what the enemies were told, and the
+process's size over time.  Exits 1 if a stream was wrong or refused, the server was killed, or /health was not always
+answered.
 """
 
 import argparse
@@ -39,6 +40,12 @@ def wide_schema(number: int) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
+def many_shapes(number: int) -> dict[str, Any]:
+    """Small enough to be read, and as costly to compile as that can be."""
+    return {"anyOf": [{"type": "object", "properties": {f"p{number}_{shape}{each}": {} for each in range(10)}}
+                      for shape in range(30)]}  # fmt: skip
+
+
 def attacks() -> list[Callable[[int], tuple[str, bytes]]]:
     """What an enemy sends: path and body."""
 
@@ -61,7 +68,17 @@ def attacks() -> list[Callable[[int], tuple[str, bytes]]]:
             "type": "json_schema", "json_schema": {"name": "a", "schema": wide_schema(n)}}}),
         body(chat, lambda _: {"messages": said("a"), "max_tokens": 4, "response_format": {
             "type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 9] * 100_000}}}}),
+        body(chat, lambda n: {"messages": said("a"), "max_tokens": 4, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "a", "schema": many_shapes(n)}}}),
+        body("/v1/responses/input_tokens", lambda _: {"input": "x y " * 400_000}),
+        body("/api/chat", lambda _: {"model": "deepseek-v4", "messages": said("word " * 300_000)}),
+        body("/infill", lambda _: {"input_prefix": "a b " * 200_000, "input_suffix": "c d " * 200_000}),
+        body("/dashboard/markdown", lambda _: {"text": "[*`_" * 16_000}),
+        body("/tokenize", lambda _: {"content": "~" * 1_900_000}),
+        body("/tokenize", lambda _: {"content": "🙂\n" * 300_000, "with_pieces": True}),
         body(chat, lambda _: {"messages": [[] for _ in range(600_000)]}),
+        body("/dashboard/markdown", lambda n: {"text": f"{n}\n```python\n" + "\n " * 30_000}),
+        body("/dashboard/markdown", lambda n: {"text": f"|{n}" + "|a" * 999 + "\n" + "|-" * 1000 + "\n|b" * 20_000}),
         lambda _: (chat, b'{"messages": ' + b"[" * 1_500_000),
         lambda _: (chat, b"\xff" * (2 * MIB)),
     ]  # fmt: skip
@@ -194,6 +211,16 @@ class Siege:
         return host, int(port)
 
 
+def lateness(seconds: float) -> list[float]:
+    """How late a process is that only sleeps and wakes: what the machine itself adds to every latency."""
+    end, found = time.monotonic() + seconds, []
+    while time.monotonic() < end:
+        begin = time.perf_counter()
+        time.sleep(0.02)
+        found.append(time.perf_counter() - begin - 0.02)
+    return sorted(found)
+
+
 def besiege(url: str, seconds: float) -> Counter[str]:
     """In a process of its own."""
     return asyncio.run(Siege(url, seconds).attack())
@@ -218,10 +245,11 @@ def main(arguments: list[str] | None = None) -> int:
         server = Served(*model, "--memory", given.memory, "--log-level", "error", group=group)
         siege = Siege(server.url, given.seconds)
         try:
-            with ProcessPoolExecutor(1) as enemies:  # apart from those who measure
-                told = enemies.submit(besiege, server.url, given.seconds)
+            with ProcessPoolExecutor(2) as others:  # apart from those who measure
+                told = others.submit(besiege, server.url, given.seconds)
+                sleeper = others.submit(lateness, given.seconds)
                 sizes = asyncio.run(siege.run(server.rss))
-                siege.told = told.result()
+                siege.told, late = told.result(), sleeper.result()
             alive = siege.unanswered == 0
         finally:
             peak = group.peak if group is not None else None
@@ -231,6 +259,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"/health: {len(health)} asked, p50 {1000 * statistics.median(health):.1f} ms, "
           f"p99 {1000 * health[int(0.99 * (len(health) - 1))]:.1f} ms, worst {1000 * health[-1]:.1f} ms, "
           f"{siege.unanswered} not answered")  # fmt: skip
+    print(f"beside it a process that only sleeps and wakes was late by p50 {1000 * statistics.median(late):.1f} ms, "
+          f"p99 {1000 * late[int(0.99 * (len(late) - 1))]:.1f} ms, worst {1000 * late[-1]:.1f} ms")  # fmt: skip
     print(f"honest streams: {siege.right} right, {siege.wrong} wrong, {siege.refused.total()} refused")
     for why, count in siege.refused.most_common(5):
         print(f"  {count} × {why}")

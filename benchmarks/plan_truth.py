@@ -3,11 +3,13 @@
     python -m benchmarks.plan_truth                              # files of five mixes, five budgets each
     python -m benchmarks.plan_truth --only pocket,q4 --budgets 1GiB,2GiB,none
     python -m benchmarks.plan_truth --models a.gguf,b.gguf --cold --repeat 3
+    python -m benchmarks.plan_truth --only skewed --learned      # experts of very different use, known from a run
 
 Every line is a process that plans, and right after it one that opens the model, reads a prompt and decodes an answer.
 Of `--repeat` pairs the one counts that others on the machine disturbed least; `others` is how many cores they kept
 busy meanwhile.  Budgets go from barely enough to all in memory.  The targets are a ratio within 25 % for decoding and
-35 % for prompts.
+35 % for prompts.  Without --learned nothing is known of how often experts are used, and plan takes all to be equally
+likely; with it a run goes before, from which plan and the next run learn.
 """
 
 import argparse
@@ -43,15 +45,16 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
     "pocket": {},
     "q2": {"mix": "q2", "layers": 3},
     "q4": {"mix": "q4", "ratios": (4, 128), "hash_layers": 0},
-    "mxfp4": {"mix": "mxfp4", "ratios": (0, 4), "hash_layers": 1, "skew": 1.0},
+    "mxfp4": {"mix": "mxfp4", "ratios": (0, 4), "hash_layers": 1},
+    "skewed": {"mix": "mxfp4", "ratios": (0, 4), "hash_layers": 1, "skew": 1.0},
     "q8_0": {"mix": "q8_0", "ratios": (4,), "hash_layers": 0},
 }
 CHILD: Final = """
 import json, random, sys, time
 import penstock
-path, memory, prompt, answer = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+path, memory, prompt, answer, learn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 begin = time.perf_counter()
-engine = penstock.Engine(path, memory=None if memory == "none" else memory, draft="off", learn="off")
+engine = penstock.Engine(path, memory=None if memory == "none" else memory, draft="off", learn=learn)
 load = time.perf_counter() - begin
 ids = random.Random(0).choices(range(engine.config.vocab_size), k=prompt + answer)
 session, steps = engine.session(), []
@@ -62,6 +65,7 @@ for token in ids[prompt:]:
     begin = time.perf_counter()
     session.feed([token])
     steps.append(time.perf_counter() - begin)
+engine.close()
 print(json.dumps({"load": load, "prefill": prompt / prefill, "decode": answer / sum(steps)}))
 """
 
@@ -135,14 +139,18 @@ def child(*command: object, **variables: str) -> dict[str, Any]:
 def compare(name: str, path: Path, memory: str, options: argparse.Namespace, cache: str) -> Line:
     """The pair of plan and run that others disturbed least; the first that they left alone ends it."""
     best: Line | None = None
+    learn = "on" if options.learned else "off"
+    engine = ("-c", CHILD, path, memory, PROMPT, ANSWER, learn)
+    if options.learned:
+        child(*engine, XDG_CACHE_HOME=cache)
     for _ in range(options.repeat):
         wait_for_others(options.patience)
         if options.cold:
             forget(path)
         others = Neighbours()
-        command = ("-m", "penstock", "plan", "-m", path, "--memory", memory, "--learn", "off", "--json")
+        command = ("-m", "penstock", "plan", "-m", path, "--memory", memory, "--learn", learn, "--json")
         plan = child(*command, XDG_CACHE_HOME=cache)
-        run = child("-c", CHILD, path, memory, PROMPT, ANSWER, XDG_CACHE_HOME=cache)
+        run = child(*engine, XDG_CACHE_HOME=cache)
         expected = {"decode": plan["tokens_per_second"], "prefill": plan["prefill_tokens_per_second"]}
         found = {what: run[what] for what in expected}
         line = Line(name, memory, plan["mode"], expected, found, others.cores())
@@ -180,11 +188,12 @@ def table(lines: Sequence[Line]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_truth")
     add = parser.add_argument
-    add("--only", default=",".join(MODELS), help="some of the models")
+    add("--only", default=",".join(name for name in MODELS if name != "skewed"), help="some of the models")
     add("--models", default="", help="files of your own instead, comma-separated")
     add("--budgets", default="", help="comma-separated; else five from barely enough to all")
     add("--repeat", type=int, default=3)
     add("--patience", type=float, default=60.0, help="seconds to wait for others to be quiet")
+    add("--learned", action="store_true", help="let a run go before from which the use of experts is learned")
     add("--cold", action="store_true", help="drop the page cache before each pair")
     add("--folder", type=Path, default=ROOT / "build" / "bench", help="where the files are made")
     add("--cache", default="", help="a folder for what is measured; else a new one, gone afterwards")

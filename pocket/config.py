@@ -39,7 +39,7 @@ class PocketConfig:
     compress_theta: float = 160000.0
     yarn_factor: float = 4.0
     yarn_context: int = 2048
-    context: int = 8192
+    context: int = 32_768  # trained on a quarter of it; `benchmarks.long_context` says what it does beyond
 
 
 class Batch(NamedTuple):

@@ -15,8 +15,7 @@ from pathlib import Path
 QUESTIONS = {"What is 17 + 25?": "42"}  # that the pocket model gets right
 
 
-def main() -> None:
-    wheel = Path(sys.argv[1]).resolve(strict=True)
+def try_wheel(wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         venv.create(home / "venv", with_pip=True)
@@ -46,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try_wheel(Path(sys.argv[1]).resolve(strict=True))

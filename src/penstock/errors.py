@@ -54,4 +54,8 @@ class BudgetError(PenstockError, ValueError):
 
 
 class BusyError(PenstockError):
-    """Too much to do already, or about to end: try again later."""
+    """Too much to do already: try again later."""
+
+
+class ShutdownError(PenstockError):
+    """The server is about to end: try another one, or later."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.backend import open_backend
-from penstock.bench import expectation
+from penstock.bench import expectation, expected
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
 from penstock.bench.expected import expect_here
@@ -16,7 +16,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.machine.measured_once import MeasuredOnce
-from penstock.machine.notes import notes_path, recall
+from penstock.machine.notes import notes_path, recall, remember
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.usage import Usage
@@ -113,6 +113,13 @@ def test_a_file_that_is_not_in_memory_comes_with_the_first_prompt(flash: Checkpo
     assert cold.seconds == pytest.approx(warm.seconds + 9.0)
 
 
+def test_memory_that_is_filled_for_the_first_time_takes_time(flash: Checkpoint) -> None:
+    plan, disk = planned(flash, 16 * GIB), ReadSpeed(2e9, 1e-4)
+    old, new = (expect(flash, plan, costs(flash), disk, fresh=s) for s in (0.0, 1e-9))
+    assert new.prefill.seconds > old.prefill.seconds + plan.work * 1e-9
+    assert new.steady.seconds == pytest.approx(old.steady.seconds)
+
+
 def test_rows_of_a_prompt_share_experts() -> None:
     routing = DrawnRouting(np.ones((1, 256)), 6)
     assert len(routing.draw(0, 1)) == 6
@@ -182,3 +189,13 @@ def test_speed_of_a_plan_that_holds_more(flash: Checkpoint) -> None:
         expect(flash, each, costs(flash), ReadSpeed(1e9, 1e-4)).steady.per_second for each in (less, plan)
     ]
     assert speeds[0] < speeds[1]
+
+
+def test_a_slow_moment_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for seconds in (1e-10, 1e-9, 1e-10, 1e-10):
+        monkeypatch.setattr(expected, "filling_seconds", lambda seconds=seconds: seconds)
+        found.append(expected._slowest_filling())
+    assert found == pytest.approx([1e-10, 1e-9, 1e-9, 8e-10])
+    remember("filling", "seconds", "long")
+    assert expected._slowest_filling() == 1e-10

@@ -416,6 +416,62 @@ def test_a_schema_that_is_wrong_is_named() -> None:
         turn_constraint(constraints(), asked, thinking=False)
 
 
+BEYOND = r"is .*, beyond the numbers that can be kept: ±9007199254740992"
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "integer", "minimum": 1e300}, "minimum"),
+        ({"type": "integer", "exclusiveMinimum": 1 << 60}, "exclusiveMinimum"),
+        ({"type": "integer", "maximum": -1e300}, "maximum"),
+        ({"type": "integer", "minimum": 9.3e18, "maximum": 1e19}, "minimum"),
+        ({"type": "number", "exclusiveMaximum": -(10**40)}, "exclusiveMaximum"),
+        ({"type": "number", "maximum": 1e30}, "maximum"),
+        ({"type": ["integer", "null"], "minimum": 1e300}, "minimum"),
+        ({"const": 123456789012345678901234567890}, "const"),
+        ({"enum": [1, [{"x": 1e300}]]}, "enum"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"minimum": 1e300}}}, "minimum"),
+    ],
+)
+def test_numbers_that_cannot_be_kept_are_refused_by_name(schema: dict[str, Any], named: str) -> None:
+    for whole in (schema, {"type": "object", "properties": {"n": schema}}):
+        with pytest.raises(OptionError, match=f"field: {named} {BEYOND}"):
+            turn_constraint(
+                constraints(), conversation(response_schema=whole, schema_field="field"), thinking=False
+            )
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"n": schema}}}
+    with pytest.raises(OptionError, match=f"tools: the parameters of 'f': {named} {BEYOND}"):
+        turn_constraint(constraints(), conversation(tool), thinking=False, force_call=True)
+    turn_constraint(constraints(), conversation(tool), thinking=False)  # any JSON, where nothing is demanded
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["integer", "number"]),
+    bounds=st.dictionaries(
+        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.integers(-(1 << 53), 1 << 53)
+        | st.sampled_from([1e300, -1e300, 1.7976931348623157e308, 1 << 63, -(1 << 63), 0, 1, 0.5, 1e15]),
+        max_size=3,
+    ),
+    seed=st.integers(0, 99),
+)
+def test_bounds_are_kept_or_refused(kind: str, bounds: dict[str, float], seed: int) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": kind, **bounds}}, "required": ["n"]}
+    try:
+        held = held_by(conversation(response_schema=schema))
+    except OptionError:
+        return
+    jsonschema.validate(json.loads(tokenizer().decode(answer(held, seed))), schema)
+
+
+def test_a_property_may_be_called_minimum() -> None:
+    schema = {"type": "object", "properties": {"minimum": {"const": 5}}, "required": ["minimum"]}
+    held = held_by(conversation(response_schema=schema))
+    assert json.loads(tokenizer().decode(answer(held, 1)))["minimum"] == 5
+
+
 def test_what_is_not_supported_is_left_out() -> None:
     schema = {**JOB, "unevaluatedProperties": False, "x-guidance": {"whitespace_flexible": True}}
     assert allows(held_by(conversation(response_schema=schema)), tokenizer().encode('{"n": 1}'))

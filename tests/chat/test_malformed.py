@@ -1,93 +1,62 @@
 """Damaged tool calls: what counts, what comes out as text, and that nothing is lost."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.chat.events import TextDelta, ToolCallFinished, ToolCallStarted
+from penstock.chat.deepseek_v4.tool_block import Block
+from penstock.chat.events import TextDelta, ToolCallFinished, ToolCallStarted, Turn
+from tests.chat.malformed import FORMS, GOOD, INVOKE
 from tests.chat.reading import D, events_of, message_of, parser
 
-PARAMETER = f'<{D}parameter name="a" string="true">q</{D}parameter>'
-INVOKE = f'<{D}invoke name="f">\n{PARAMETER}\n</{D}invoke>\n'
-GOOD = f"\n\n<{D}tool_calls>\n{INVOKE}</{D}tool_calls>"
-Q = {"a": "q"}
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_comes_of_it(name: str) -> None:
+    form = FORMS[name]
+    message, reason = message_of(form.text, form.reason, thinking=form.thinking)
+    assert [json.loads(call.arguments) for call in message.tool_calls] == form.calls
+    assert (message.content, message.reasoning or "") == (form.content, form.reasoning)
+    assert reason == ("tool_calls" if form.calls and form.reason == "stop" else form.reason)
+    # A damaged block is not repeated to the model.
+    assert all((call.raw is not None) == form.kept for call in message.tool_calls)
 
 
-@pytest.mark.parametrize(
-    ("text", "calls", "content"),
-    [
-        pytest.param(GOOD.replace(D, D[1:]), [Q], "", id="first bar lost"),
-        pytest.param(GOOD.replace(f"</{D}p", f"</{D[1:]}p"), [Q], "", id="first bar lost once"),
-        pytest.param(GOOD.replace("tool_calls", "function_calls"), [Q], "", id="name of V3.2"),
-        pytest.param(f"\n\n{INVOKE}", [Q], "", id="no block around the call"),
-        pytest.param(GOOD.replace(' string="true"', ""), [Q], "", id="string attribute missing, text"),
-        pytest.param(
-            GOOD.replace(' string="true">q', ">[1]"), [{"a": [1]}], "", id="string attribute missing, JSON"
-        ),
-        pytest.param(GOOD.replace('"', "'"), [Q], "", id="single quotes"),
-        pytest.param(GOOD.replace('"f"', "“f”"), [Q], "", id="typographic quotes"),
-        pytest.param(GOOD.replace('"f"', "f"), [Q], "", id="no quotes"),
-        pytest.param(GOOD.replace(f"</{D}tool_calls>", ""), [Q], "", id="block not closed"),
-        pytest.param(GOOD.replace(f"</{D}invoke>\n", ""), [Q], "", id="call not closed"),
-        pytest.param(f"<{D}tool_calls>{INVOKE.replace(f'</{D}invoke>', '')}", [Q], "", id="neither closed"),
-        pytest.param(GOOD.replace(f"</{D}parameter>", ""), [Q | {"a": "q\n"}], "", id="parameter not closed"),
-        pytest.param(GOOD.replace(f"</{D}parameter>", f"</{D}value>"), [Q], "", id="closed by another name"),
-        pytest.param(
-            f'<{D}tool_calls><{D}invoke name="g">{INVOKE}</{D}tool_calls>', [{}, Q], "", id="nested calls"
-        ),
-        pytest.param(
-            GOOD.replace(PARAMETER, PARAMETER + PARAMETER.replace("q", "z")),
-            [Q],
-            PARAMETER.replace("q", "z"),
-            id="parameter twice",
-        ),
-        pytest.param(
-            f"<{D}tool_calls>{PARAMETER}{INVOKE}</{D}tool_calls>",
-            [Q],
-            f"<{D}tool_calls>{PARAMETER}",
-            id="parameter outside",
-        ),
-        pytest.param(
-            GOOD.replace(PARAMETER, f"<{D}note>{PARAMETER}"), [Q], f"<{D}note>", id="unknown tag inside"
-        ),
-        pytest.param(GOOD.replace(INVOKE, f"{INVOKE}so"), [Q], "\nso", id="text inside"),
-        pytest.param(f"<{D}tool_calls>\n<{D}tool_calls>{INVOKE}</{D}tool_calls>", [Q], "", id="opened twice"),
-        pytest.param(
-            GOOD.replace(' name="f"', ""),
-            [],
-            GOOD.replace(' name="f"', "").lstrip(),
-            id="call without a name",
-        ),
-        pytest.param(f"a <{D}note>b", [], f"a <{D}note>b", id="unknown tag outside"),
-        pytest.param(f"a {PARAMETER}", [], f"a {PARAMETER}", id="parameter outside a block"),
-        pytest.param(
-            f"a<{D}tool_calls>b</{D}tool_calls>c", [], f"a<{D}tool_calls>b</{D}tool_calls>c", id="empty"
-        ),
-        pytest.param(
-            f'<{D}tool_calls><{D}invoke name="f">\n{{"city": "Beijing", "to": "<b>"}}\n</{D}invoke></{D}tool_calls>',
-            [{"city": "Beijing", "to": "<b>"}],
-            "",
-            id="JSON in place of parameters",
-        ),
-        pytest.param(
-            f'<{D}invoke name="f">{{"a": "q"}}', [Q], "", id="JSON in place of parameters, nothing closed"
-        ),
-        pytest.param(
-            f'{INVOKE}<{D}invoke name="g">as said</{D}invoke>\n',
-            [Q],
-            f'<{D}invoke name="g">as said</{D}invoke>',
-            id="prose in the second call",
-        ),
-    ],
-)
-def test_defects(text: str, calls: list[dict[str, object]], content: str) -> None:
-    message, reason = message_of(text)
-    assert [json.loads(call.arguments) for call in message.tool_calls] == calls
-    assert message.content == content
-    assert reason == ("tool_calls" if calls else "stop")
-    assert all(
-        call.raw is None for call in message.tool_calls
-    )  # a damaged block is not repeated to the model
+@pytest.mark.parametrize("name", FORMS)
+def test_a_client_is_never_told_of_a_call_that_is_none(name: str) -> None:
+    form = FORMS[name]
+    started = sum(
+        isinstance(e, ToolCallStarted)
+        for e in events_of(list(form.text), form.reason, thinking=form.thinking)
+    )
+    assert started == len(form.calls) + (name == "cut by the limit in a value")  # not known yet
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_cut_anywhere_stream_and_whole_agree(name: str, reason: str) -> None:
+    form = FORMS[name]
+
+    def same_id() -> str:
+        return "c"
+
+    how: dict[str, Any] = {"thinking": form.thinking, "new_id": same_id}
+    for end in range(len(form.text) + 1):
+        text = form.text[:end]
+        whole = events_of(text, reason, **how)
+        assert events_of(list(text), reason, **how) == whole
+        assert events_of([text[: end // 2], text[end // 2 :]], reason, **how) == whole
+
+
+def test_the_table_of_peers_says_what_is_tested() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text()
+    table = page.partition("| what the model writes |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines()[2:]]
+    assert {row[0].removeprefix("| "): row[5] for row in rows} == {
+        name: form.verdict for name, form in FORMS.items()
+    }
+    assert [row[0].removeprefix("| ") for row in rows] == list(FORMS)
 
 
 def test_a_good_block_is_kept_as_it_was_written() -> None:
@@ -115,30 +84,6 @@ def test_a_value_that_is_not_closed_is_no_call() -> None:
     text = GOOD[: GOOD.index("q") + 1]
     assert message_of(text)[0].content == text.lstrip()
     assert message_of(text)[1] == "stop"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(GOOD.replace(D, ""), id="no marker"),
-        pytest.param(f"```xml\n{GOOD.replace(D, '')}\n```", id="no marker, in a fence"),
-        pytest.param("<function_calls>\n<invoke name=bash>", id="no marker, not closed"),
-        pytest.param(f"So:\n```xml{GOOD}\n```\nlike this.", id="in a fence"),
-        pytest.param(f"~~~~{GOOD}\n~~~\n{GOOD}", id="in a fence that is not closed yet"),
-        pytest.param(f"use `<{D}tool_calls>` for calls", id="in a line of code"),
-        pytest.param(f"use `{INVOKE.strip().replace(chr(10), '')}` for calls", id="a call in a line of code"),
-        pytest.param(f"open <{D}tool_calls> and go on", id="prose after the opening"),
-        pytest.param(f'<{D}invoke name="f">calls f</{D}invoke>', id="prose in a call"),
-        pytest.param(f'write <{D}invoke name="f"> first', id="prose after a call's tag"),
-    ],
-)
-def test_what_is_only_quoted_is_text(text: str) -> None:
-    message, reason = message_of(text)
-    assert (message.content, message.tool_calls, reason) == (text.lstrip("\n"), (), "stop")
-    assert [type(e).__name__ for e in events_of(list(text))] == [
-        "TextDelta",
-        "Done",
-    ]  # and never began as a call
 
 
 def test_a_call_after_an_example_is_a_call() -> None:
@@ -189,3 +134,50 @@ def test_talk_of_tools_while_reasoning() -> None:
     text = f"I could <{D}tool_calls> or </{D}tool_calls> not.</think>No."
     message, _ = message_of(text, thinking=True)
     assert (message.reasoning, message.content) == (text.removesuffix("</think>No."), "No.")
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_openings_without_end_take_no_time(thinking: bool) -> None:
+    """What has been read as talk is not read again for every opening in it."""
+    reader, read = parser(thinking=thinking), 0
+    take = Block._take
+
+    def counted(block: Block, count: int) -> str:
+        nonlocal read
+        read += count
+        return take(block, count)
+
+    text = f"<{D}tool_calls>\n" * 200 + "x"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Block, "_take", counted)
+        reader.push(text)
+    assert read <= len(text)
+
+
+class TestMarkers:
+    """Marker tokens, which text can only spell."""
+
+    def read(self, *pieces: str, thinking: bool = False) -> tuple[str, str, list[str]]:
+        reader, turn = parser(thinking=thinking), Turn(thinking)
+        for piece in pieces:
+            turn.add(reader.push(piece, special=piece in ("<think>", "</think>", "<｜User｜>", D)))
+        turn.add(reader.finish("stop"))
+        message = turn.message()
+        return message.reasoning or "", message.content, [call.arguments for call in message.tool_calls]
+
+    def test_in_a_value_they_are_part_of_it(self) -> None:
+        before, after = GOOD.split(">q<")
+        found = self.read(f"{before}>", "<｜User｜>", "</think>", "<think>", f"<{after}")
+        assert found == ("", "", ['{"a": "<｜User｜></think><think>"}'])
+
+    def test_in_code_they_are_quoted(self) -> None:
+        _, content, _ = self.read("`", "<｜User｜>", "` asks, `", "</think>", "` ends")
+        assert content == "`<｜User｜>` asks, `</think>` ends"
+        assert self.read("`", "<｜User｜>", "`", "</think>", thinking=True)[0] == "`<｜User｜>`"
+
+    def test_elsewhere_they_are_dropped(self) -> None:
+        assert self.read("a", "<｜User｜>", "b", "<think>", "c") == ("", "abc", [])
+
+    def test_reasoning_that_nobody_asked_for_is_reasoning(self) -> None:
+        assert self.read("\n", "<think>", "hm", "</think>", "ok") == ("hm", "ok", [])
+        assert self.read("<think>", "hm", "</think>", "ok", thinking=True) == ("hm", "ok", [])

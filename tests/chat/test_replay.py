@@ -162,6 +162,15 @@ def test_it_is_bounded(tmp_path: Path) -> None:
     assert count <= 10 + 256
 
 
+def test_it_is_bounded_in_bytes() -> None:
+    memory = LruStore()
+    for number in range(100):
+        memory.set(str(number), bytes(1 << 20))
+        memory.set("again", bytes(1 << 20))
+    kept = [number for number in range(100) if memory.get(str(number)) is not None]
+    assert kept == list(range(93, 100))
+
+
 def test_what_is_not_ours_is_replaced_and_what_cannot_be_is_left(tmp_path: Path) -> None:
     file = tmp_path / "said.sqlite"
     file.write_bytes(b"not a database, but long enough to look like one" * 50)

@@ -18,6 +18,7 @@ from penstock.cli.main import app
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.errors import ModelFormatError, PenstockError, ReadError
+from penstock.machine import macos
 from penstock.machine.cpu import Cpu
 from penstock.machine.disk import Disk
 from penstock.machine.disk_speed import Measured
@@ -27,6 +28,7 @@ from penstock.machine.pressure import Pressure, Stall
 from penstock.pocket import pocket_path
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
+from tests.machine.fake_mac import FakeMac
 
 GIB = 1 << 30
 OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
@@ -53,6 +55,17 @@ def test_json_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(checks) == NAMES
     assert checks["disk"]["facts"]["direct"] is None
     assert checks["memory"]["facts"]["budget"] < checks["memory"]["facts"]["total"]
+
+
+def test_a_mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(macos, "HERE", True)
+    monkeypatch.setattr(macos, "KERNEL", FakeMac())
+    monkeypatch.chdir(tmp_path)
+    report = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    assert list(found) == [name for name in NAMES if name != "large pages"]
+    assert "Apple M3 Max" in found["processor"]
+    assert "apfs" in found["disk"]
 
 
 def test_a_model_and_its_disk() -> None:

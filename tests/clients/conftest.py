@@ -23,7 +23,7 @@ INSTALLED: Final = Path(__file__).parents[2] / "build" / "clients"  # by `make t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "clients: programs from npm; run with `make test-clients`")
+    config.addinivalue_line("markers", "clients: programs from npm and PyPI; run with `make test-clients`")
 
 
 class RunningServer:
@@ -107,7 +107,7 @@ def long_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
     model = bytearray(pocket_path().read_bytes())
     key = b"deepseek4.context_length"
     place = model.index(key) + len(key) + 4  # after the type of the value
-    assert struct.unpack_from("<I", model, place) == (8192,)
+    assert struct.unpack_from("<I", model, place) == (1 << 15,)
     struct.pack_into("<I", model, place, 1 << 17)
     path = tmp_path_factory.mktemp("model") / "long.gguf"
     path.write_bytes(model)

@@ -30,6 +30,7 @@ NEEDS: Final = {
     "network": "PyPI or a model hub",
     "npm": "programs from npm",
     "root": "an administrator",
+    "certificate": "a certificate of this machine, and a file of keys",
     "disk": "many gigabytes of disk and as many minutes",
     "checkout": "the repository and its environment, which it would change",
     "minutes": "more time than the suite has: `make test-slow` runs it",

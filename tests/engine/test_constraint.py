@@ -52,6 +52,15 @@ def json_grammar(schema: Any) -> str:
     return '%llguidance {"no_forcing": true}\nstart: %json ' + json.dumps(schema)
 
 
+def test_what_stays_compiled_is_bounded() -> None:
+    constraints = Constraints(tokenizer(), tokenizer().eos_ids, kept=400)
+    for letter in "abcdef":
+        constraints.matcher(f'start: "{letter * 100}"')
+    assert sum(map(len, constraints._compiled)) <= 400
+    with pytest.raises(GrammarError, match="at most 1,600"):
+        constraints.matcher(f'start: "{"a" * 1600}"')
+
+
 @settings(max_examples=80, deadline=None)
 @given(schemas, st.integers(0, 1 << 30))
 def test_whatever_is_sampled_fits_the_schema(schema: dict[str, Any], seed: int) -> None:

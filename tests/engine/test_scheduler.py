@@ -8,7 +8,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
-from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError
+from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError, ShutdownError
 from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 
@@ -61,6 +61,32 @@ def test_on_a_thread_of_its_own(engine: Engine) -> None:
         assert client.over.wait(120)
         assert client.tokens == alone(engine, client)
     scheduler.stop()
+
+
+def test_clients_take_turns(engine: Engine) -> None:
+    """Whoever asks for little is not behind all that another has asked for before."""
+    many, one = [Client(prompt(n, 5), 2) for n in range(5)], Client(prompt(9, 5), 2)
+    scheduler, order = Scheduler(engine, parallel=1), list[Client]()
+    for client in (*many, one):
+        client.request.client = "one" if client is one else "many"
+        scheduler.submit(client.request)
+    while len(order) < 6:
+        scheduler.step()
+        order += [client for client in (*many, one) if client.tokens and client not in order]
+    assert order == [many[0], one, *many[1:]]
+
+
+def test_who_has_most_waiting_gives_one_up(engine: Engine) -> None:
+    many, one = [Client(prompt(n, 5), 2) for n in range(3)], Client(prompt(9, 5), 2)
+    scheduler = Scheduler(engine, parallel=1, waiting=3)
+    for client in (*many, one):
+        client.request.client = "one" if client is one else "many"
+        scheduler.submit(client.request)
+    assert isinstance(many[2].failure, BusyError)
+    with pytest.raises(BusyError):
+        scheduler.submit(many[2].request)
+    finish(scheduler)
+    assert [bool(client.tokens) for client in (*many, one)] == [True, True, False, True]
 
 
 def test_who_goes_away_is_forgotten(engine: Engine) -> None:
@@ -122,7 +148,7 @@ def test_stopping_tells_those_who_are_left(engine: Engine) -> None:
         scheduler.submit(client.request)
     scheduler.stop()
     for client in clients:
-        assert isinstance(client.failure, BusyError)
+        assert isinstance(client.failure, ShutdownError)
 
 
 # ── sessions that are used again ──────────────────────────────────────────────────────────────────────────────

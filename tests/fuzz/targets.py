@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.errors import ModelFormatError
 from penstock.hub.choices import choices, choose, draft_for
 from penstock.hub.listing import parse_listing
 from penstock.machine.measured_once import _noted as measured_numbers
+from penstock.server.api.responses.store import read_kept
 from penstock.storage.usage import Usage, learn_usage, recall_usage, usage_path
 from penstock.tokenizer import tokenizer_from_gguf
 from penstock.weights.config_json import config_from_json
@@ -93,6 +95,11 @@ def make_targets(folder: Path) -> list[Target]:
         with patch("penstock.kv.snapshot._check_sum"):
             engine.load_session(saved.write(data))
 
+    def kept(data: bytes) -> None:
+        """A response as it lies in a file, or what is compressed there."""
+        if read_kept(zlib.compress(data) if data.startswith(b"[") else data) is None:
+            raise ModelFormatError("not believed")
+
     def noted(data: bytes) -> None:
         """What was measured here, as it stands in the user's cache folder: believed whole or not at all."""
         values = parse_json(data, "fuzz")
@@ -109,9 +116,11 @@ def make_targets(folder: Path) -> list[Target]:
         learn_usage("fuzz", Usage(np.ones((2, 4), np.float32), 5.0, 3.0))
         usage = usage_path("fuzz").read_bytes()
     notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1]}
+    response = json.dumps([{"id": "resp_1", "output": [{"id": "msg_1"}]}, [{"id": "msg_0"}]]).encode()
     matrix, dat = _imatrices(folder)
     return [
         Target("usage", [usage], used, 0.01),
+        Target("response", [zlib.compress(response), response], kept, 0.01),
         Target("notes", [json.dumps(notes).encode()], noted, 0.01),
         Target("imatrix", [matrix], lambda data: _ignore(read_imatrix(_written(folder, data))), 0.01),
         Target("imatrix.dat", [dat], lambda data: _ignore(read_imatrix(_written(folder, data))), 0.02),

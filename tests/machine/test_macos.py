@@ -3,8 +3,6 @@
 import fcntl
 import mmap
 import os
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,47 +11,16 @@ import pytest
 import penstock
 from penstock.machine import macos
 from penstock.machine.cpu import Cpu, cache_bytes, read_cpu
-from penstock.machine.disk import create_direct, find_disk, open_direct
+from penstock.machine.disk import create_direct, find_disk, open_direct, sync_data
 from penstock.machine.memory import Memory, read_memory, resident_bytes
 from penstock.machine.pages import give_back, give_back_freed, reserve
 from penstock.machine.pressure import group_pressure, machine_pressure, read_paging
 from penstock.weights.synth import synth
+from tests.machine.fake_mac import FakeMac
 
 GIB = 1 << 30
 TOTAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-F_NOCACHE = 48
-
-
-class FakeMac(macos.Kernel):
-    """An M3 Max.  Answers are laid out as in the headers of macOS."""
-
-    names: Mapping[str, bytes] = {
-        "machdep.cpu.brand_string": b"Apple M3 Max\0",
-        "hw.perflevel0.logicalcpu": struct.pack("=I", 12),
-        "hw.perflevel0.l2cachesize": struct.pack("=Q", 16 << 20),
-        "hw.l2cachesize": struct.pack("=Q", 4 << 20),
-        "hw.optional.AdvSIMD": struct.pack("=I", 1),
-        "hw.optional.arm.FEAT_DotProd": struct.pack("=I", 1),
-        "hw.optional.arm.FEAT_BF16": struct.pack("=I", 0),
-        "vm.swapusage": struct.pack("=3QI?3x", 2 * GIB, GIB, GIB, 16384, True),
-    }
-
-    def sysctl(self, name: str) -> bytes | None:
-        return self.names.get(name)
-
-    def pages(self) -> bytes | None:
-        free, page_ins, purgeable, read_ahead, swap_ins, files = 1000, 5, 20, 100, 3, 400
-        first, since = (free, 30, 70, 50), (0, 0, page_ins, 0, 0, 0, 0, 0, 0)
-        then = (purgeable, read_ahead, 0, 0, swap_ins, 0, 1, 2, files, 600, 9)
-        return struct.pack("=4I9Q2I4Q4IQ", *first, *since, *then)
-
-    def task(self) -> bytes | None:
-        return struct.pack("=3Q6i", 400 * GIB, 3 * GIB, 4 * GIB, *([0] * 6))
-
-    def statfs(self, path: Path) -> bytes | None:
-        assert path.exists()
-        words = (b"apfs", b"/", b"/dev/disk3s5")
-        return struct.pack("=Ii5Q2i4I16s1024s1024s8I", *([7] * 13), *words, *([0] * 8))
+F_NOCACHE, F_FULLFSYNC = 48, 51
 
 
 @pytest.fixture
@@ -132,6 +99,27 @@ def test_the_cache_is_turned_off_for_a_descriptor(
 
 
 @pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_file_is_brought_to_the_disk_itself(
+    granted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS's `fsync` is the second best: it leaves bytes in the memory of the disk."""
+    done: list[int | str] = []
+
+    def fake(_: int, command: int) -> int:
+        if not granted:
+            raise OSError(45, "Operation not supported")
+        done.append(command)
+        return 0
+
+    monkeypatch.setattr(fcntl, "fcntl", fake)
+    monkeypatch.setattr(os, "fsync", lambda _: done.append("fsync"))
+    with open(tmp_path / "file", "wb") as file:
+        sync_data(file.fileno())
+    assert done == [F_FULLFSYNC if granted else "fsync"]
+
+
+@pytest.mark.usefixtures("nowhere")
 def test_memory_can_be_given_back() -> None:
     memory = reserve(1 << 20, large=True)
     memory[:4] = b"abcd"
@@ -157,7 +145,7 @@ def test_the_answer_is_the_same(tmp_path: Path, request: pytest.FixtureRequest) 
     on_linux = logits(path)
     monkeypatch = request.getfixturevalue("monkeypatch")
     request.getfixturevalue("nowhere")
-    for name in ("sched_getaffinity", "posix_fadvise", "O_DIRECT", "sched_setaffinity"):
+    for name in ("sched_getaffinity", "posix_fadvise", "fdatasync", "O_DIRECT", "sched_setaffinity"):
         monkeypatch.delattr(os, name, raising=False)
     for name in ("MADV_HUGEPAGE", "MADV_NOHUGEPAGE"):
         monkeypatch.delattr(mmap, name, raising=False)

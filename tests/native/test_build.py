@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-
-SOURCE = Path(penstock.__path__[0]) / "native"
+SOURCE = Path(__file__).parents[2] / "src" / "penstock" / "native"  # what is installed has no sources
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("cmake") or not shutil.which("make"), reason="needs cmake and make"
 )
 
 
-def configure(folder: Path, compiler: str | None = None) -> str:
+def configure(folder: Path, compiler: str | None = None, **environment: str) -> str:
     """What cmake complains of where no compiler is in the path, or where this script is the first."""
     programs = folder / "bin"
     programs.mkdir()
@@ -28,7 +26,7 @@ def configure(folder: Path, compiler: str | None = None) -> str:
     path = str(programs) if compiler is None else f"{programs}:{os.environ['PATH']}"
     done = subprocess.run(
         ["cmake", "-S", str(SOURCE), "-B", str(folder / "build"), "-G", "Unix Makefiles"],
-        env={"PATH": path, "HOME": str(folder)},
+        env={"PATH": path, "HOME": str(folder), **environment},
         capture_output=True,
         text=True,
     )
@@ -40,6 +38,11 @@ def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
     said = configure(tmp_path)
     assert "There is no C++ compiler here. Penstock's kernels need g++ 11 or clang 14, or newer" in said
     assert "apt install g++" in said
+
+
+def test_a_compiler_that_is_asked_for_and_missing_is_named(tmp_path: Path) -> None:
+    said = configure(tmp_path, CXX="clang++-1 -stdlib=libc++")
+    assert "CXX is clang++-1, which is not here. Penstock's kernels need g++ 11 or clang 14, or newer" in said
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++ to pretend with")

@@ -32,7 +32,7 @@ def test_it_is_small_and_has_everything(engine: penstock.Engine) -> None:
     assert [layer.hashed for layer in config.layers] == [True] * 2 + [False] * 6
     assert config.experts >= 16
     assert config.experts_used >= 2
-    assert config.context_length >= 8192
+    assert config.context_length == PocketConfig().context == 32_768
     assert config.index_topk < 4096 // 4  # the indexer has to choose
     assert engine.checkpoint.has_mtp
     assert PocketConfig().vocab == len(engine.session().feed([0], logits="last"))  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from penstock.server.http.streams import EventStream
 from penstock.server.service import Service
 from penstock.server.usage import Usage
 
+ORPHAN = {"type": "tool_result", "tool_use_id": "toolu_sent", "content": "x"}
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 TOOL = {
@@ -251,6 +252,45 @@ def test_what_a_client_sends_becomes_a_conversation() -> None:
     )
 
 
+def test_documents_are_text() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "All men are mortal."}
+    blocks = {
+        "type": "content",
+        "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+    }
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    found = {
+        "type": "search_result",
+        "source": "http://x",
+        "title": "X",
+        "content": [{"type": "text", "text": "Y"}],
+    }
+    content = [
+        {
+            "type": "document",
+            "source": plain,
+            "title": "Logic",
+            "context": "A premise",
+            "citations": {"enabled": False},
+        },
+        {"type": "document", "source": blocks},
+        {"type": "document", "source": {"type": "content", "content": "Three."}},
+        {
+            "type": "tool_result",
+            "tool_use_id": "a",
+            "content": [{"type": "document", "source": plain}, found],
+        },
+    ]
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": content}]
+    _, *messages = CountRequest.model_validate({"messages": turns}).conversation().messages
+    assert [message.content for message in messages] == [
+        "Logic\n\nA premise\n\nAll men are mortal.",
+        "One.\nTwo.",
+        "Three.",
+        "All men are mortal.\n\nX\n\nhttp://x\n\nY",
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "thinking"),
     [
@@ -284,9 +324,25 @@ DEEP = json.loads("[" * 400 + "]" * 400)
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages.0.content.0",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages.0.content.0: images cannot",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
+            "messages.0.content.0.source: documents other than plain text cannot be read",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0.type"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "w"}]},
+            "tools.0: the tool 'web_search_20250305'",
+        ),
+        ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "mcp_servers"),
+        ({"stop_sequences": ["a", "b", "c", 4]}, "stop_sequences.3"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences.16"),
+        ({"messages": [{"role": "user", "content": [ORPHAN]}]}, "'toolu_sent' answers no"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [RESULT]}]}, "'a' answers no call"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "'a' answers no tool_use"),
         ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "messages.0.content.0"),
         ({"messages": [*FRANCE, {"role": "assistant", "content": [USE]}]}, "results must follow"),
         ({"messages": [{"role": "user", "content": "half \ud800"}]}, "surrogates"),

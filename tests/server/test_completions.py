@@ -116,7 +116,7 @@ def test_scores_of_prompt_and_continuation_agree(client: TestClient, service: Se
         ({"prompt": [1 << 70]}, "prompt"),
         ({"prompt": [[0], []]}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
-        ({"suffix": "end"}, "suffix"),
+        ({"suffix": "end", "echo": True}, "echo"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"best_of": 3}, "best_of"),

@@ -1,120 +1,24 @@
-"""GET /: the page, its parts, and the numbers that it shows."""
+"""The numbers that the page shows."""
 
 import asyncio
 import base64
 import json
-import re
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
-from starlette.testclient import TestClient
 
 from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
-from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings
 from penstock.server.observe import dashboard
 from penstock.server.observe.metrics import Totals
 from penstock.server.service import Service
 from penstock.storage.heat import ExpertMap
+from tests.server.serving import serving, small_engine
 
-FOLDER = Path(str(resources.files("penstock.server.observe") / "static"))
-FILES = sorted(path.name for path in FOLDER.iterdir())
-PAGE = (FOLDER / "index.html").read_text()
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 20}
-
-
-def small_engine() -> Engine:
-    """So little memory that experts come and go."""
-    return Engine(pocket_path(), threads=1, context=2048, memory=380 << 20, streaming="direct", policy="lru")
-
-
-@contextmanager
-def serving(service: Service) -> Iterator[str]:
-    """A real server, on a port of its own; its address."""
-    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        yield f"http://{host}:{port}"
-    finally:
-        service.scheduler.stop()  # which ends the streams that others still listen to
-        server.should_exit = True
-        thread.join()
-
-
-# ── the page ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("path", ["/", *(dashboard.ASSETS + name for name in FILES)])
-def test_every_part_comes_with_its_type_and_the_rules_for_it(client: TestClient, path: str) -> None:
-    reply: Any = client.get(path)
-    assert reply.status_code == 200
-    kinds = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-    kind = kinds.get(path.rpartition(".")[2], "text/html")
-    assert reply.headers["content-type"].split(";")[0] == kind
-    assert reply.headers["x-content-type-options"] == "nosniff"
-    rules = reply.headers["content-security-policy"]
-    assert rules.startswith("default-src 'self';")
-    assert "unsafe" not in rules
-
-
-def test_parts_name_only_parts_that_exist() -> None:
-    asked = re.findall(rf'(?:href|src)="{dashboard.ASSETS}([^"]+)"', PAGE)
-    for name in FILES:
-        if name.endswith(".js"):
-            asked += re.findall(r'^import .* from "\./([^"]+)";$', (FOLDER / name).read_text(), re.M)
-    assert {"main.js", "style.css", "chat.js"} <= set(asked) <= set(FILES)
-    assert set(FILES) - set(asked) == {"index.html"}
-
-
-def test_the_page_needs_nobody_else_and_runs_nothing_inline() -> None:
-    text = {name: (FOLDER / name).read_text() for name in FILES}
-    for name, content in text.items():
-        addresses = set(re.findall(r"https?://[^\s\"']+", content))
-        assert addresses <= {"http://www.w3.org/2000/svg"}, name  # a name, which nobody fetches
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", content), (
-            name
-        )
-    assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", PAGE)
-
-
-def test_elements_that_scripts_look_for_are_on_the_page() -> None:
-    ids = set(re.findall(r'\bid="([^"]+)"', PAGE))
-    for name in FILES:
-        asked = set(re.findall(r'(?:byId|getElementById)\("([\w-]+)"\)', (FOLDER / name).read_text()))
-        assert asked <= ids, name
-
-
-@pytest.mark.parametrize(
-    "name", ["nothing.js", "..%2fdashboard.py", "../dashboard.py", "dashboard.py", ".", ""]
-)
-def test_nothing_else_is_served(client: TestClient, name: str) -> None:
-    assert client.get(dashboard.ASSETS + name).status_code == 404
-
-
-def test_the_page_is_for_everybody_and_the_numbers_are_not(service: Service) -> None:
-    guarded = TestClient(create_app(Service(service.engine, Settings(api_keys=("secret",)))))
-    assert guarded.get("/").status_code == 200
-    assert guarded.get(dashboard.ASSETS + "main.js").status_code == 200
-    for path in ("/dashboard/events", "/dashboard", "/dashboard/assets", "/props"):
-        assert guarded.get(path).status_code == 401, path
-
-
-# ── the numbers ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def snapshots(service: Service, count: int, totals: Totals | None = None) -> list[Any]:

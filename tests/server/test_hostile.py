@@ -7,9 +7,10 @@ from benchmarks.cgroup import NoMemoryGroups, find_parent
 
 
 @pytest.mark.slow
-def test_a_siege(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("memory", ["280MiB", "400MiB"])
+def test_a_siege(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         find_parent()
     except NoMemoryGroups as error:
         pytest.skip(str(error))
-    assert hostile.main(["--seconds", "8", "--memory", "400MiB"]) == 0, capsys.readouterr().out
+    assert hostile.main(["--seconds", "8", "--memory", memory]) == 0, capsys.readouterr().out

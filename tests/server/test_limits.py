@@ -55,6 +55,9 @@ def test_beyond_this_machine_a_key_is_needed() -> None:
     with pytest.raises(OptionError, match="--api-key"):
         Settings(host="0.0.0.0")
     assert Settings(host="0.0.0.0", api_keys=("k",)).host == "0.0.0.0"
+    assert Settings(host="0.0.0.0", no_key=True).host == "0.0.0.0"
+    with pytest.raises(OptionError, match="choose one"):
+        Settings(host="0.0.0.0", no_key=True, api_keys=("k",))
 
 
 def test_a_body_that_is_too_large(client: TestClient, service: Service) -> None:

@@ -182,7 +182,7 @@ def test_pieces_are_text_or_bytes(client: TestClient, service: Service) -> None:
         ("/detokenize", {"tokens": [-1]}, "-1"),
         ("/detokenize", {"tokens": [1 << 70]}, str(1 << 70)),
         ("/apply-template", {}, "messages"),
-        ("/apply-template", {"messages": [{"role": "king", "content": "hi"}]}, "messages.0.role"),
+        ("/apply-template", {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
     ],
 )
 def test_nonsense_is_refused_by_name(client: TestClient, path: str, body: object, named: str) -> None:

@@ -63,6 +63,7 @@ def test_a_line_for_each_request(client: TestClient, lines: io.StringIO, stream:
 def test_polling_is_not_worth_a_line(client: TestClient, lines: io.StringIO) -> None:
     client.get("/health")
     client.get("/metrics")
+    client.post("/dashboard/markdown", json={"text": "a"})
     assert requests(lines) == []
 
 

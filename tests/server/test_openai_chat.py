@@ -1,13 +1,15 @@
 """POST /v1/chat/completions: what is asked, what comes back, whole and in pieces."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from penstock.chat.messages import Role, Thinking
-from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.openai_chat_request import ChatRequest
+from penstock.server.service import Service
 from tests.server.conftest import events
 
 HELLO: dict[str, Any] = {
@@ -81,6 +83,7 @@ def test_a_stream_tells_the_same_as_the_whole(client: TestClient) -> None:
     assert chunks[-2]["choices"] == []
     for field in ("completion_tokens", "completion_tokens_details"):
         assert chunks[-2]["usage"][field] == whole["usage"][field]
+    assert ["timings" in chunk for chunk in chunks[-3:-1]] == [False, True]  # once, beside the usage
     role, *parts = deltas(chunks)
     assert role == {"role": "assistant"}
     assert joined(parts, "reasoning_content") == message["reasoning_content"] != ""
@@ -224,9 +227,9 @@ def test_deepseek_own_fields_are_understood() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ({"role": "user", "content": "q", "prefix": True}, "messages.0.prefix"),
-        ({"role": "user", "content": "q", "tools": [WEATHER]}, "messages.0.tools"),
-        ({"role": "assistant", "content": "q", "task": "query"}, "messages.0.task"),
+        ({"role": "user", "content": "q", "prefix": True}, "messages[0].prefix"),
+        ({"role": "user", "content": "q", "tools": [WEATHER]}, "messages[0].tools"),
+        ({"role": "assistant", "content": "q", "task": "query"}, "messages[0].task"),
     ],
 )
 def test_deepseek_own_fields_out_of_place(client: TestClient, message: dict[str, Any], field: str) -> None:
@@ -321,15 +324,15 @@ def test_who_thinks(fields: dict[str, Any], expected: Thinking) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
-        ({"messages": [{"role": "king", "content": ""}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0",
+            "messages[0].content[0]",
         ),
         (
             {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]},
-            "messages.0.tool_calls",
+            "messages[0].tool_calls",
         ),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -339,10 +342,18 @@ def test_who_thinks(fields: dict[str, Any], expected: Thinking) -> None:
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": 3}, "stop"),
+        ({"stop": ["x"] * 17}, "stop[16]"),
+        ({"stop": ["x", "y", 5]}, "stop[2]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [{"type": "custom", "custom": {"name": 5}}]}, "tools[0].custom.name"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 1000}}, "logit_bias"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -389,3 +400,57 @@ def test_extremes_are_answered(client: TestClient) -> None:
     wild = {"top_k": 1 << 70, "temperature": 1e-30, "seed": -(1 << 70), "logit_bias": {"5": -100}, "user": {}}
     assert post(client, HELLO, **wild, max_tokens=2)["choices"]
     assert post(client, HELLO, top_k=-1, stop=None, n=None, tools=None)["choices"]
+
+
+# ── custom tools ──────────────────────────────────────────────────────────────────────────────────────────
+
+SHELL = {
+    "type": "custom",
+    "custom": {
+        "name": "shell",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "ls( -[al]{1,2})?"}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "custom", "custom": {"name": "shell"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "shell"}}]},
+        },
+    ],
+)
+def test_a_custom_tool_is_called_with_text(client: TestClient, choice: Any) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [SHELL],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "seed": 1,
+    }
+    message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert (call["type"], call["custom"]["name"]) == ("custom", "shell")
+    assert re.fullmatch("ls( -[al]{1,2})?", call["custom"]["input"])
+
+    *chunks, done = events(client.post("/v1/chat/completions", json={**body, "stream": True}).text)
+    assert done == "[DONE]"
+    deltas = [d for chunk in chunks for d in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert (deltas[0]["type"], deltas[0]["custom"]["name"]) == ("custom", "shell")
+    assert "".join(delta["custom"]["input"] for delta in deltas) == call["custom"]["input"]
+
+    history = [*body["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
+    again = client.post("/v1/chat/completions", json={**body, "messages": history, "tool_choice": "none"})
+    assert again.status_code == 200
+
+
+def test_the_same_weights_have_the_same_fingerprint(client: TestClient, service: Service) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    whole = client.post("/v1/chat/completions", json=body).json()
+    *chunks, _ = events(client.post("/v1/chat/completions", json={**body, "stream": True}).text)
+    expected = f"fp_{service.engine.fingerprint[:12]}"
+    assert {answer["system_fingerprint"] for answer in [whole, *chunks]} == {expected}

@@ -15,7 +15,7 @@ from penstock.server.http.settings import Settings
 from penstock.server.service import Service
 from penstock.server.usage import Usage, sign_of_life
 from tests.server.conftest import events
-from tests.server.test_dashboard import serving
+from tests.server.serving import serving
 
 # A prompt of its own for each: what was read before need not be read again.
 ASKED: dict[str, Any] = {

@@ -1,8 +1,10 @@
 """OpenAI's Responses API."""
 
 import json
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -11,7 +13,8 @@ from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCa
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.errors import PenstockError
-from penstock.server.api.openai_responses import Answer, ResponsesRequest
+from penstock.server.api.responses.answer import Answer
+from penstock.server.api.responses.request import ResponsesRequest
 from penstock.server.service import Service
 from penstock.server.usage import Usage
 
@@ -141,7 +144,7 @@ def test_a_response(client: TestClient, service: Service) -> None:
     assert (response["object"], response["status"]) == ("response", "completed")
     assert (response["model"], response["instructions"]) == (service.settings.name, "Be brief.")
     assert (response["error"], response["incomplete_details"]) == (None, None)
-    assert (response["tools"], response["tool_choice"], response["store"]) == ([], "auto", False)
+    assert (response["tools"], response["tool_choice"], response["store"]) == ([], "auto", True)
     assert "output_text" not in response
     usage = response["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
@@ -156,7 +159,7 @@ def test_the_limit_makes_it_incomplete(client: TestClient) -> None:
 
 
 def test_a_call_and_its_output(client: TestClient) -> None:
-    response = ask(client, WEATHER, tools=[TOOL, {"type": "web_search"}])
+    response = ask(client, WEATHER, tools=[TOOL])
     (call,) = response["output"]
     assert (call["type"], call["name"]) == ("function_call", "get_weather")
     assert json.loads(call["arguments"]) == {"city": "Paris"}
@@ -196,7 +199,7 @@ def test_what_a_client_sends_becomes_a_conversation() -> None:
     body = ResponsesRequest.model_validate(
         {
             "instructions": "Be kind.",
-            "tools": [TOOL, {"type": "web_search"}],
+            "tools": [TOOL],
             "reasoning": {"effort": "max", "summary": "auto"},
             "text": {"format": {"type": "json_schema", "name": "city", "schema": {"type": "object"}}},
             "include": ["reasoning.encrypted_content"],
@@ -269,21 +272,37 @@ def test_json_can_be_asked_for() -> None:
     [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input_image",
+            "input[0].content[0]: images cannot be read",
         ),
         ({"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "'a' answers no call"),
         ({"input": "half \ud800"}, "surrogates"),
         ({"input": "word " * 3000}, "context"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background: not supported"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt: not supported"),
+        ({"truncation": "auto"}, "truncation: not supported"),
+        ({"top_logprobs": 3}, "top_logprobs: not supported"),
+        ({"include": ["message.output_text.logprobs"]}, "include: not supported"),
+        ({"metadata": {"x": 1}}, "metadata.x"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]: the tool 'web_search' does not exist here"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "web_search"}},
+            "tool_choice: 'web_search' is not supported",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "tools": [{"type": "mcp", "name": "x"}]},
+            },
+            "tool_choice: the tool 'mcp' does not exist here",
+        ),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
-        ({"tools": [{"type": "function", "parameters": {}}]}, "tools.0.name"),
+        ({"tools": [{"type": "function", "parameters": {}}]}, "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "'other'"),
         ({"tools": [TOOL], "tool_choice": "perhaps"}, "'perhaps'"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -332,9 +351,123 @@ def test_a_call_that_is_cut_off_is_never_announced() -> None:
         TextDelta("<g"),
         Done("length"),
     ]
-    events = [made for event in turn for made in progress.read(event)]
+    events = [made for event in turn for made in progress.read(event)] + list(progress.end())
     assert told(events) == [*CALL, *TEXT, "incomplete"]
     assert progress.response["output"][0]["call_id"] == "call_1"
+
+
+def test_what_was_sent_comes_back(client: TestClient) -> None:
+    sent = {
+        "metadata": {"run": "7"},
+        "tools": [TOOL, {**TOOL, "name": "other", "strict": True}],
+        "text": {
+            "verbosity": "low",
+            "format": {"type": "json_schema", "name": "x", "schema": {}, "strict": True},
+        },
+        "prompt_cache_key": "k",
+        "max_output_tokens": 1,
+        "user": "u",
+    }
+    response = ask(client, FRANCE, **sent)
+    assert {name: response[name] for name in sent} == sent
+
+
+# ── custom tools ──────────────────────────────────────────────────────────────────────────────────────────
+
+PATCH = """start: "*** Begin Patch" LF line+ "*** End Patch"
+line: "+" /(.*)/ LF
+%import common.LF"""
+CUSTOM = [*TEXT[:1], "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"]
+
+
+def custom(**format: Any) -> dict[str, Any]:
+    return {
+        "type": "custom",
+        "name": "edit",
+        "description": "Edits",
+        **({"format": format} if format else {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("format", "pattern"),
+    [
+        ({}, r"(?s).*"),
+        ({"type": "text"}, r"(?s).*"),
+        ({"type": "grammar", "syntax": "regex", "definition": r"[a-c/]{2,5}</x"}, r"[a-c/]{2,5}</x"),
+        (
+            {"type": "grammar", "syntax": "lark", "definition": 'start: "ls " /[a-z]{1,8}/ ("/" /[a-z]/)?'},
+            r"ls [a-z]{1,8}(/[a-z])?",
+        ),
+    ],
+)
+def test_a_custom_tool_is_called_with_text(client: TestClient, format: Any, pattern: str) -> None:
+    body = {"tools": [TOOL, custom(**format)], "tool_choice": {"type": "custom", "name": "edit"}}
+    limits = {"max_output_tokens": 300, "temperature": 1, "parallel_tool_calls": False}
+    events = stream(client, FRANCE, **body, **limits)
+    response = events[-1]["response"]
+    assert (response["tools"][1]["format"], response["tool_choice"]) == (
+        format or {"type": "text"},
+        body["tool_choice"],
+    )
+    if response["status"] == "completed" or format.get("type") == "grammar":
+        (call,) = response["output"]
+        assert told(events) == ["created", "in_progress", *CUSTOM, "completed"]
+        assert (call["type"], call["name"]) == ("custom_tool_call", "edit")
+        assert re.fullmatch(pattern, call["input"])
+        history = [
+            {"role": "user", "content": FRANCE},
+            call,
+            {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"},
+        ]
+        assert ask(client, history, **body)["output"]
+
+
+def test_tools_of_a_namespace(client: TestClient) -> None:
+    space = {"type": "namespace", "name": "sky", "description": "Weather", "tools": [TOOL, custom()]}
+    named = {"type": "function", "namespace": "sky", "name": "get_weather"}
+    response = ask(client, WEATHER, tools=[TOOL, space], tool_choice=named, parallel_tool_calls=False)
+    (call,) = response["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "sky", "get_weather")
+    assert (response["tools"][1], response["tool_choice"]) == (space, named)
+    body = ResponsesRequest.model_validate({"input": [call], "tools": [TOOL, space]}).chat()
+    assert [tool["name"] for tool in body.tools] == ["get_weather", "sky.get_weather", "sky.edit"]
+    assert body.messages[0].tool_calls[0].name == "sky.get_weather"
+
+
+def test_a_grammar_for_lines_lets_values_hold_tags(service: Service) -> None:
+    tools = [custom(type="grammar", syntax="lark", definition=PATCH)]
+    body = ResponsesRequest.model_validate(
+        {"input": FRANCE, "tools": tools, "tool_choice": {"type": "custom", "name": "edit"}}
+    )
+    reply = service.reply(body.chat(), body.sampling(), forced=True)
+    constraint = reply.constraint()
+    assert constraint is not None
+    mark = service.engine.tokenizer.token_id("｜DSML｜")
+    text = "*** Begin Patch\n+a </b> c\n*** End Patch"
+    assert mark is not None
+    spelled: list[str | int] = [
+        *("<", mark, 'invoke name="edit">\n<', mark, 'parameter name="input" string="true">' + text + "</"),
+        *(mark, "parameter>\n</", mark, "invoke>\n</", mark, "tool_calls>"),
+    ]
+    for part in spelled:
+        for token in [part] if isinstance(part, int) else service.engine.tokenizer.encode(part):
+            assert np.isfinite(constraint.mask(np.zeros(service.engine.config.vocab_size, np.float32))[token])
+            constraint.accept(token)
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"type": "grammar", "syntax": "lark", "definition": "start: nothing"},
+        {"type": "grammar", "syntax": "regex", "definition": "(?=look)ahead"},
+        {"type": "grammar", "syntax": "regex", "definition": "("},
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused(client: TestClient, format: Any) -> None:
+    reply: Any = client.post("/v1/responses", json={"input": FRANCE, "tools": [custom(**format)]})
+    assert reply.status_code == 400
+    assert "tools: the grammar of 'edit'" in reply.json()["error"]["message"]
 
 
 def test_ids_are_not_repeated(client: TestClient) -> None:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from penstock.cli.commands.serve import read_keys
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError, PenstockError, ReadError
@@ -159,8 +158,9 @@ def test_it_answers_and_ends_in_order(server: Running) -> None:
     assert "How can I help you" in (folder / "trace").read_text()
 
 
-def test_what_is_being_answered_at_the_end_is_told_so() -> None:
+def test_what_is_being_answered_at_the_end_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(Service(Engine(pocket_path(), threads=1), Settings(port=0)), farewell=0)
+    caplog.set_level("INFO", "penstock")
     with listen("127.0.0.1", 0) as listener:
         url = address(listener)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -172,7 +172,10 @@ def test_what_is_being_answered_at_the_end_is_told_so() -> None:
             server.should_exit = True
             *_, last = (line for line in lines if line)
         thread.join()
-    assert "shutting down" in last
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["code"], error["message"]) == ("shutting_down", "the server is shutting down")
+    (line,) = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert (line["status"], line["error"]) == (200, "shutting_down")
 
 
 def test_a_port_that_is_taken() -> None:
@@ -182,22 +185,11 @@ def test_a_port_that_is_taken() -> None:
         listen("127.0.0.1", 70_000)
 
 
-def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "keys"
-    file.write_text("one\n\n two \n")
-    monkeypatch.setenv("PENSTOCK_API_KEY", "three")
-    assert read_keys(["zero"], file) == ("zero", "one", "two", "three")
-    file.write_text("\n")
-    for bad in (file, tmp_path / "missing"):
-        with pytest.raises(OptionError, match="--api-key-file"):
-            read_keys([], bad)
-
-
 def test_an_open_door_is_refused_before_the_model_is_read() -> None:
     process = start("--host", "0.0.0.0", "-m", "missing.gguf")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "--api-key is needed" in errors
+    assert "--api-key-file is needed, or --no-key" in errors
 
 
 def test_it_listens_and_can_end_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +237,16 @@ def test_flags_that_cannot_go_together_or_be_read() -> None:
 def test_listening_to_everybody_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"missing\.gguf"):
         invoke("--host", "0.0.0.0", "--port", "0", "--api-key", "k", "-m", str(tmp_path / "missing.gguf"))
-    assert "not encrypted" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "not encrypted" in told
+    assert "WARNING" not in told
+
+
+def test_an_open_door_is_told_of_loudly(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"missing\.gguf"):
+        invoke("--host", "0.0.0.0", "--port", "0", "--no-key", "-m", str(tmp_path / "missing.gguf"))
+    told = capsys.readouterr().err
+    assert "WARNING: --host 0.0.0.0 with --no-key: whoever can reach this machine may use the model" in told
 
 
 def invoke(*flags: str) -> None:

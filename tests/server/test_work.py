@@ -4,7 +4,8 @@ it."""
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +13,13 @@ import anyio.to_thread
 import pytest
 from starlette.testclient import TestClient
 
+from penstock.chat.messages import Conversation, Message, Role
 from penstock.engine.engine import Engine
 from penstock.errors import BusyError
 from penstock.pocket import pocket_path
 from penstock.server.api import llamacpp
-from penstock.server.http import bodies, work
-from penstock.server.http.work import SMALL, FairGate, Workers, largest_body, request_memory, share_of
+from penstock.server.http import bodies, json_pieces, work
+from penstock.server.http.work import SMALL, FairGate, Turn, Workers, largest_body, request_memory, share_of
 from penstock.server.service import Service
 from penstock.tokenizer import Tokenizer
 
@@ -38,33 +40,33 @@ ASKING: dict[str, dict[str, Any]] = {
 def test_bodies_and_prompts_are_read_elsewhere(
     client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, encode, check = [], Tokenizer.encode, bodies.check_structure
+    threads, encode, check = [], Tokenizer._ids, json_pieces.check_structure
 
-    def encoding(*args: Any, **options: Any) -> list[int]:
+    def encoding(*args: Any) -> list[int]:
         threads.append(threading.current_thread().name)
-        return encode(*args, **options)
+        return encode(*args)
 
-    def checking(*args: Any) -> None:
+    def checking(*args: Any) -> int:
         threads.append(threading.current_thread().name)
-        check(*args)
+        return check(*args)
 
-    monkeypatch.setattr(Tokenizer, "encode", encoding)
+    monkeypatch.setattr(Tokenizer, "_ids", encoding)
     monkeypatch.setattr(bodies, "check_structure", checking)
     assert client.post(path, json=ASKING[path]).status_code == 200
-    assert len(threads) > 1
+    assert len(threads) > (path != "/apply-template")
     assert {name.rsplit("_")[0] for name in threads} == {"penstock-quick"}
 
 
 def test_a_large_request_takes_no_thread_of_the_small(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, encode = [], Tokenizer.encode
+    threads, encode = [], Tokenizer._ids
 
-    def encoding(*args: Any, **options: Any) -> list[int]:
+    def encoding(*args: Any) -> list[int]:
         threads.append(threading.current_thread().name)
-        return encode(*args, **options)
+        return encode(*args)
 
-    monkeypatch.setattr(Tokenizer, "encode", encoding)
+    monkeypatch.setattr(Tokenizer, "_ids", encoding)
     assert client.post("/tokenize", json={"content": "a " * SMALL}).status_code == 200
     assert {name.rsplit("_")[0] for name in threads} == {"penstock-costly"}
 
@@ -116,10 +118,10 @@ def test_work_has_a_time_limit(client: TestClient, monkeypatch: pytest.MonkeyPat
 def test_clients_take_turns() -> None:
     async def scene() -> list[str]:
         gate, served = FairGate(1), list[str]()
-        await gate.take(1, "first")
+        await gate.take(1, Turn("first"))
 
         async def ask(client: str) -> None:
-            await gate.take(1, client)
+            await gate.take(1, Turn(client))
             served.append(client)
             gate.give(1)
 
@@ -133,19 +135,63 @@ def test_clients_take_turns() -> None:
     assert asyncio.run(scene()) == ["many", "one", "many", "one", "many", "many"]
 
 
+def test_small_requests_do_not_wait_for_all_large_ones_of_the_same_address() -> None:
+    async def scene() -> list[int]:
+        gate, served = FairGate(1), list[int]()
+        await gate.take(1, Turn("a"))
+
+        async def ask(magnitude: int) -> None:
+            await gate.take(1, Turn("a", magnitude))
+            served.append(magnitude)
+            gate.give(1)
+
+        tasks = [asyncio.ensure_future(ask(magnitude)) for magnitude in [20] * 4 + [12]]
+        await asyncio.sleep(0)
+        gate.give(1)
+        await asyncio.gather(*tasks)
+        return served
+
+    assert asyncio.run(scene()) == [20, 12, 20, 20, 20]
+
+
+def test_who_has_most_waiting_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "MOST_WAITING", 4)
+
+    async def scene() -> None:
+        gate = FairGate(1)
+        await gate.take(1, Turn("a"))
+        crowd = [asyncio.ensure_future(gate.take(1, Turn("many", at))) for at in (5, 9, 9, 5)]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await gate.take(1, Turn("many"))
+        one = asyncio.ensure_future(gate.take(1, Turn("one")))
+        await asyncio.sleep(0)
+        assert gate.waiting == 4
+        gate.give(1)  # of the crowd
+        gate.give(1)
+        await one
+        done = [task for task in crowd if task.done()]
+        assert [type(task.exception()) for task in done] == [type(None), BusyError]
+        assert done[1] is crowd[2]
+        for task in crowd:
+            task.cancel()
+
+    asyncio.run(scene())
+
+
 def test_who_goes_away_holds_up_nobody() -> None:
     async def scene() -> None:
         gate = FairGate(10)
-        await gate.take(8, "a")
-        large = asyncio.ensure_future(gate.take(9, "b"))
-        small = asyncio.ensure_future(gate.take(2, "c"))
+        await gate.take(8, Turn("a"))
+        large = asyncio.ensure_future(gate.take(9, Turn("b")))
+        small = asyncio.ensure_future(gate.take(2, Turn("c")))
         await asyncio.sleep(0)
         assert gate.waiting == 2
         large.cancel()
         await small
         assert gate.used == 10
         gate.give(2)
-        granted = asyncio.ensure_future(gate.take(9, "d"))
+        granted = asyncio.ensure_future(gate.take(9, Turn("d")))
         await asyncio.sleep(0)
         gate.give(8)
         granted.cancel()  # at the very moment when its turn comes
@@ -161,11 +207,11 @@ def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene() -> None:
         gate = FairGate(1)
-        await gate.take(1, "a")
-        waiting = asyncio.ensure_future(gate.take(1, "a"))
+        await gate.take(1, Turn("a"))
+        waiting = asyncio.ensure_future(gate.take(1, Turn("a")))
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="waiting"):
-            await gate.take(1, "b")
+            await gate.take(1, Turn("b"))
         waiting.cancel()
 
     asyncio.run(scene())
@@ -204,7 +250,7 @@ def test_the_largest_body_follows_context_and_budget() -> None:
     mib = 1 << 20
     assert [largest_body(context) // mib for context in (512, 1 << 17, 1 << 24)] == [2, 4, 32]
     assert largest_body(1 << 20, share_of(600 * mib)) == 600 * mib >> 7
-    assert share_of(600 * mib) < 600 * mib // 8
+    assert share_of(600 * mib) < 600 * mib // 5
     assert share_of(None) == request_memory(32 * mib)
 
 
@@ -229,8 +275,35 @@ def test_a_body_of_too_many_values_is_never_made(
 
 
 def test_text_may_be_of_anything(client: TestClient) -> None:
-    text = '[[{{"\\",,' * 20_000
-    assert len(client.post("/tokenize", json={"content": text}).json()["tokens"]) > 20_000
+    text = '[[{{"\\",,' * 12_000
+    assert len(client.post("/tokenize", json={"content": text}).json()["tokens"]) > 12_000
+
+
+def test_many_tokens_take_little_memory(service: Service) -> None:
+    """Four bytes for each: as a list of numbers they would be forty, as JSON a thousand."""
+    text, tokenizer = "x y " * 50_000, service.engine.tokenizer
+    asked = Conversation((Message(Role.USER, text),))
+    counting: dict[str, Callable[[], int]] = {
+        "/tokenize": lambda: len(llamacpp._tokens(tokenizer, llamacpp.TokenizeBody(content=text))),
+        "count_tokens": lambda: service.driver.count(asked),
+    }
+    for name, count in counting.items():
+        tracemalloc.start()
+        found = count()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found >= 100_000, name
+        assert peak < 20 * found, (name, peak)
+
+
+def test_a_long_answer_of_tokens_is_what_a_short_one_is(client: TestClient) -> None:
+    text = "some words, and more\n" * 1000
+    ids = client.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert len(ids) > llamacpp.WRITTEN
+    assert client.post("/detokenize", json={"tokens": ids}).json()["content"] == text
+    pieces = client.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    assert [each["id"] for each in pieces] == ids
+    assert "".join(each["piece"] for each in pieces) == text
 
 
 @pytest.mark.parametrize("prompt", [["a"] * 257, [[1]] * 257])

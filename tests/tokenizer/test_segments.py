@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ContextLengthError
+from penstock.errors import ContextLengthError, TokenError
 from penstock.tokenizer import Tokenizer, byte_tokenizer_metadata, tokenizer, tokenizer_from_gguf
 from penstock.tokenizer.gguf import PRE
 from penstock.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -29,6 +29,20 @@ LETTERS = [
     "\u0301",
     "\t",
     "🙂",
+    "слово",
+    "ё",
+    "한국",
+    "かな",
+    "ー",
+    "，",
+    "。",
+    "½",
+    "ก",
+    "ั",
+    "\r\n",
+    "\x1c",
+    "\0",
+    "<|EOT|>",
 ]
 
 
@@ -47,13 +61,52 @@ def test_parts_have_the_tokens_of_the_whole(made: Tokenizer, monkeypatch: pytest
         assert made.encode(text) == whole, repr(text)
 
 
+def test_parts_do_not_cut_markers(made: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    markers = [token for id, token in enumerate(made.tokens()) if made.is_special(id)]
+    choose = random.Random(1)
+    for _ in range(100):
+        text = "".join(choose.choices([*LETTERS, *markers], k=60))
+        monkeypatch.setattr(tokenizer, "_SEGMENT", 1 << 15)
+        whole = made.encode(text, special=True)
+        monkeypatch.setattr(tokenizer, "_SEGMENT", 5)
+        assert made.encode(text, special=True) == whole, repr(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 30_000,
+        "слово, " * 30_000,
+        "汉字，" * 50_000,
+        "line\n" * 40_000,
+        "aB3+/x9" * 30_000,
+        "༼་\n" * 50_000,
+    ],
+    ids=["words", "cyrillic", "chinese", "lines", "base64", "tibetan"],
+)
+def test_what_people_write_can_be_cut(made: Tokenizer, text: str) -> None:
+    counting = Counting(made._plain)
+    made._plain = counting  # type: ignore[assignment]
+    made.encode(text)
+    assert counting.longest < tokenizer._SEGMENT + 100
+
+
+def test_a_text_without_words_has_a_limit(made: Tokenizer) -> None:
+    made.longest_unbroken = 1 << 16
+    made.encode("a" * (1 << 16))
+    made.encode("a " * (1 << 16))
+    with pytest.raises(TokenError, match="65,536 bytes without the end of a word"):
+        list(made.encode_parts("🙂" * (1 << 15)))
+
+
 class Counting:
     """The library's tokenizer, with a record of what it was asked for."""
 
     def __init__(self, inner: Any):
-        self.inner, self.characters = inner, 0
+        self.inner, self.characters, self.longest = inner, 0, 0
 
     def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.longest = max(self.longest, *map(len, texts))
         self.characters += sum(map(len, texts))
         return self.inner.encode_batch_fast(texts, **options)
 

@@ -13,6 +13,7 @@ from penstock.weights.checkpoint import Checkpoint
 
 ROWS: Final = (1, 16, 48)  # of a step, for all but the experts
 EXPERT_ROWS: Final = (1, 4, 16, 64)  # that choose the same expert
+ROUNDS: Final = 2  # of measuring
 NEAR, FAR = 512, 16384  # positions between which attention is seen to grow
 
 
@@ -90,8 +91,8 @@ def _measure(
         return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), *handing]
 
     few, more = len(ROWS), len(EXPERT_ROWS)
-    rests = notes.numbers(keys[0], 2 * few + 2, rest)
-    expert = notes.numbers(keys[1], 2 * more + 3, experts)
+    rests = notes.numbers(keys[0], 2 * few + 2, rest, ROUNDS)
+    expert = notes.numbers(keys[1], 2 * more + 3, experts, ROUNDS)
     layer = LayerCosts(
         Curve(ROWS, tuple(rests[:few])),
         rests[-2],

@@ -14,6 +14,7 @@ import numpy as np
 from penstock.bench.costs import Costs, LayerCosts
 from penstock.bench.routing import DrawnRouting, Routing, TracedRouting
 from penstock.bench.timeline import Timeline
+from penstock.machine.cpu import read_cpu
 from penstock.storage.cache import Cache, make_cache
 from penstock.storage.dense import BUFFERS
 from penstock.storage.plan import Plan, Sizes
@@ -85,11 +86,15 @@ class ExpectedRun:
         routing: Routing,
         policy: str = "lfru",
         guesses_right: float = 0.0,
+        fresh: float = 0.0,
         sizes: Sizes | None = None,
     ):
-        """guesses_right: of those about the next layer's experts, the share that is."""
+        """guesses_right: of those about the next layer's experts, the share that is; fresh: seconds that a byte takes
+        to become memory, by one core."""
         self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
-        self.disk, self.guesses_right = disk, guesses_right
+        self.disk, self.guesses_right, self.fresh = disk, guesses_right, fresh
+        self._cores = read_cpu().usable
+        self._filled = 0  # bytes of the cache that have been memory
         self.sizes = sizes or Sizes(checkpoint)
         self.time = Timeline(disk.latency, disk.bytes_per_second, disk.delay)
         self.position = self.hits = self.misses = 0
@@ -148,6 +153,8 @@ class ExpectedRun:
     def _step(self, rows: int, logits: bool) -> None:
         time = self.time
         time.compute(self.costs.step.at(rows))
+        if rows > 1 and not self.position:
+            time.compute(self.plan.work * self.fresh)
         chosen = [self.routing.draw(number, rows) for number in range(self.config.layer_count)]
         ahead = self._announce(chosen)
         for number, costs in enumerate(self.costs.layers):
@@ -161,7 +168,7 @@ class ExpectedRun:
                 time.compute(costs.mapped + len(new) * costs.described)
                 time.compute(self._computing(costs, rows, len(chosen[number])))
             else:
-                missing = self._ask(self.cache, number, chosen[number], ahead.get(number))
+                missing = self._ask(self.cache, number, chosen[number], ahead.pop(number, None))
                 if rows <= GUESSED_ROWS and number + 1 < len(chosen):
                     self._guess(number + 1, chosen[number + 1], ahead)
                 self._compute(costs, rows, len(chosen[number]), missing)
@@ -202,11 +209,7 @@ class ExpectedRun:
 
     def _read_ahead(self, number: int, count: int, ahead: dict[int, Ahead]) -> None:
         size = self.sizes.source.slot_bytes[number]
-        taken = sum(
-            each.count * self.sizes.source.slot_bytes[block]
-            for block, each in ahead.items()
-            if block >= number
-        )
+        taken = sum(each.count * self.sizes.source.slot_bytes[block] for block, each in ahead.items())
         count = min(count, int(self.plan.ahead - taken) // size)
         if count > 0:
             self.time.compute(count * self.disk.handling / 2)
@@ -224,6 +227,8 @@ class ExpectedRun:
         missing = len(keys) - hits
         self.hits += hits
         self.misses += missing
+        self.time.compute(max(0, cache.used - self._filled) * self.fresh / self._cores)
+        self._filled = max(self._filled, cache.used)
         early = min(float(missing), ahead.count) if ahead else 0.0
         there = self.time.ask((missing - early) * source.slot_bytes[number])
         return Missing(missing, there if missing > early else 0.0, ahead)
@@ -252,11 +257,13 @@ def expect(
     trace: Trace | None = None,
     policy: str = "lfru",
     coming: float = 0.0,
+    fresh: float = 0.0,
 ) -> Expectation:
     """The speed of a model, on disk or imagined.
 
     usage, trace  how often experts were used, or which ones; without either all are equally likely
     coming        seconds that a mapped file takes to come to memory, with the first prompt
+    fresh         seconds that a byte takes to become memory, for experts and for the rows of the first chunk
     """
     sizes = Sizes(checkpoint)
     source, used = sizes.source, checkpoint.config.experts_used
@@ -268,7 +275,7 @@ def expect(
             shape = (checkpoint.config.layer_count, source.experts)
             routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used)
         right = 0.0 if usage is None else usage.guesses_right
-        return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, sizes)
+        return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, fresh, sizes)
 
     prompts = {}
     for tokens in (*OTHER_PROMPTS, PROMPT):  # the last one goes on

@@ -16,6 +16,8 @@ from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, expect
 from penstock.machine.measured_once import MeasuredOnce
+from penstock.machine.notes import recall, remember
+from penstock.machine.pages import filling_seconds
 from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
@@ -25,6 +27,8 @@ from penstock.storage.trace import Trace
 from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
 
+FORGETS: Final = 0.8  # what is left of a slow moment with the next plan
+SLOWEST: Final = 1e-7  # seconds that a byte may take to be believed
 MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
 UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
 
@@ -101,10 +105,30 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
+    fresh = _slowest_filling() if on_disk else 0.0
     found = expect(
-        checkpoint, plan, costs, disk, usage=usage, trace=trace, policy=policy, coming=cold.seconds
+        checkpoint,
+        plan,
+        costs,
+        disk,
+        usage=usage,
+        trace=trace,
+        policy=policy,
+        coming=cold.seconds,
+        fresh=fresh,
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
     return Expected(
         **vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, absent=cold
     )
+
+
+def _slowest_filling() -> float:
+    """Seconds that a byte takes to become memory, the most of late.
+
+    What the host of a virtual machine took back comes much more slowly than what was free a moment ago, and a run
+    needs gigabytes of either kind."""
+    now, known = filling_seconds(), recall("filling").get("seconds")
+    before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
+    remember("filling", "seconds", max(now, FORGETS * before))
+    return max(now, before)

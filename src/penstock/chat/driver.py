@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from penstock.chat.deepseek_v4 import DeepSeekV4Format, encoding_of
 from penstock.chat.deepseek_v4.render import Encoding
-from penstock.chat.events import Event, TextDelta, ToolCallStarted, Turn
+from penstock.chat.events import Event, ReasoningDelta, TextDelta, ToolCallStarted, Turn
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation
-from penstock.engine.constraint import Constraint, Constraints
+from penstock.chat.prompt import Prompt
+from penstock.engine.constraint import KEPT_TEXT, Constraint, Constraints
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
@@ -44,17 +45,23 @@ def format_of(engine: Engine) -> ChatFormat:
 
 class ChatDriver:
     """Makes replies for one engine.  `replay`: what the model has said before, for conversations that come back as
-    text."""
+    text.  `kept`: characters of grammars that stay compiled."""
 
-    def __init__(self, engine: Engine, replay: "Replay | None" = None, format: ChatFormat | None = None):
-        self.engine, self.replay = engine, replay
+    def __init__(
+        self,
+        engine: Engine,
+        replay: "Replay | None" = None,
+        format: ChatFormat | None = None,
+        kept: int = KEPT_TEXT,
+    ):
+        self.engine, self.replay, self._kept = engine, replay, kept
         self.format = format or format_of(engine)
 
     @cached_property
     def constraints(self) -> Constraints:
         """Compiles grammars for this vocabulary."""
         tokenizer = self.engine.tokenizer
-        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids})
+        return Constraints(tokenizer, {*self.engine.config.eos_ids, *tokenizer.eos_ids}, self._kept)
 
     def reply(
         self,
@@ -68,6 +75,16 @@ class ChatDriver:
         """The assistant's next turn.  continues, forced: see `Prompt`.  Raises ContextLengthError as soon as it is
         certain that the prompt has more than `most` tokens."""
         return Reply(self, conversation, sampling or Sampling(), continues, forced, most)
+
+    def render(self, conversation: Conversation, continues: bool = False, forced: bool = False) -> Prompt:
+        """What the model would read."""
+        said = self.replay.with_calls(conversation) if self.replay else conversation
+        return self.format.render(said, continues, forced)
+
+    def count(self, conversation: Conversation, **rendering: bool) -> int:
+        """Tokens of that, also where no context has room for them."""
+        recall = self.replay.recall if self.replay else None
+        return self.render(conversation, **rendering).count(self.engine.tokenizer, recall)
 
 
 @dataclass(slots=True)
@@ -142,6 +159,7 @@ class Reply:
         if not ends:
             self.tokens.append(step.token)
         events = self._parse(step, ends)
+        self._reasoning = self._reasoning or any(isinstance(event, ReasoningDelta) for event in events)
         ends_reasoning = self._reasoning and step.token == self._end_reasoning
         marker = ends_reasoning or step.token in self._tokenizer.eos_ids
         token = Token(step, events, self._reasoning, marker)

@@ -103,7 +103,7 @@ class Turn:
         return Message(
             Role.ASSISTANT,
             "".join(self.content),
-            reasoning="".join(self.reasoning) if self._thinking else None,
+            reasoning="".join(self.reasoning) if self._thinking or self.reasoning else None,
             tool_calls=tuple(self.calls),
             sampled=None if sampled is None else tuple(sampled),
         )

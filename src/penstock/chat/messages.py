@@ -49,6 +49,14 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class TextGrammar:
+    """What a text must be.  `syntax` is "lark" or "regex"."""
+
+    syntax: str
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn.  `reasoning` and `tool_calls` belong to assistants, `tool_call_id` to tool results, `tools` (more on
     offer) to developers, `task` (a job that the model has a marker for) to developers and users.
@@ -76,7 +84,8 @@ class Conversation:
     `json_only` asks for any JSON object; `response_schema` for one of a certain form (with both, the model is told
     the form and held to any object); `schema_field` is what the client calls that schema.  Without `parallel_calls`
     a turn calls one tool.  `encoding`: which release of the chat format, where there are several; the model's own if
-    empty.  `drop_thinking`: leave out the reasoning of turns that are over; if None, as the format does."""
+    empty.  `drop_thinking`: leave out the reasoning of turns that are over; if None, as the format does.
+    `grammars`: of the one text that a tool takes, by the tool's name."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -88,6 +97,7 @@ class Conversation:
     parallel_calls: bool = True
     choice: tuple[str, ...] | None = None
     drop_thinking: bool | None = None
+    grammars: Mapping[str, TextGrammar] = field(default_factory=dict)
 
     @property
     def all_tools(self) -> tuple[Mapping[str, Any], ...]:

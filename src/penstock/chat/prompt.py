@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple, Protocol
@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
     @property
     def before_speech(self) -> bytes:
         """The digest that `Recall` gets for what is said now."""
-        return _digest(self.ids[: self.speech]).digest()
+        return hashlib.sha256(array("i", self.ids[: self.speech]).tobytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +80,38 @@ class Prompt:
         """Token ids.  Neighbouring texts are encoded together, as the model saw them in training."""
         return self.encode(tokenizer).ids
 
+    def count(self, tokenizer: Tokenizer, recall: Recall | None = None) -> int:
+        """How many tokens it has, in four bytes of memory for each."""
+        return len(self._encode(tokenizer, recall, None)[0])
+
     def encode(self, tokenizer: Tokenizer, recall: Recall | None = None, most: int | None = None) -> Encoded:
         """Token ids, those of what the model has said as it said them, if they are known.  Raises
         ContextLengthError as soon as it is certain that there are more than `most`."""
-        ids: list[int] = []
+        ids, shared, stable, speech = self._encode(tokenizer, recall, most)
+        return Encoded(ids.tolist(), shared, stable, speech)
+
+    def _encode(
+        self, tokenizer: Tokenizer, recall: Recall | None, most: int | None
+    ) -> "tuple[array[int], int, int, int]":
+        ids = array("i")
         shared, stable, speech = 0, 0, 0
-        before, seen = _digest([]), 0
+        before, seen = hashlib.sha256(), 0
         for is_said, group in groupby(self.pieces, key=lambda piece: piece.said):
             pieces = tuple(group)
             if is_said and recall is not None:
-                before.update(_bytes(ids[seen:]))
+                before.update(ids[seen:].tobytes())
                 seen = len(ids)
                 if (known := recall(before.digest(), pieces)) is not None:
-                    ids += known
+                    ids.extend(known)
                     continue
             for piece in _joined(pieces):
                 if piece.place == "turn":
                     shared, stable = shared or len(ids), len(ids)
                 elif piece.place == "speech" and not is_said:
                     speech = len(ids) + 1
-                ids += _encoded(piece, tokenizer, most, len(ids))
-        return Encoded(ids, shared, stable, speech)
+                for part in _encoded(piece, tokenizer, most, len(ids)):
+                    ids.extend(part)
+        return ids, shared, stable, speech
 
 
 def marker_id(tokenizer: Tokenizer, marker: str) -> int:
@@ -111,11 +122,15 @@ def marker_id(tokenizer: Tokenizer, marker: str) -> int:
     return found
 
 
-def _encoded(piece: Piece, tokenizer: Tokenizer, most: int | None, before: int) -> Sequence[int]:
+def _encoded(piece: Piece, tokenizer: Tokenizer, most: int | None, before: int) -> Iterable[Sequence[int]]:
+    if piece.ids is None and not piece.special:
+        return tokenizer.encode_parts(piece.text, most=most, before=before)
+    return (_marked(piece, tokenizer),)
+
+
+def _marked(piece: Piece, tokenizer: Tokenizer) -> Sequence[int]:
     if piece.ids is not None:
         return piece.ids
-    if not piece.special:
-        return tokenizer.encode(piece.text, most=most, before=before)
     if piece.place == "bos":
         if tokenizer.bos_id is None:
             raise TokenError("the model's metadata names no BOS token (use --raw)")
@@ -123,15 +138,6 @@ def _encoded(piece: Piece, tokenizer: Tokenizer, most: int | None, before: int) 
     if piece.place == "eos" and tokenizer.eos_ids and tokenizer.token_id(piece.text) not in tokenizer.eos_ids:
         return tokenizer.eos_ids[:1]
     return [marker_id(tokenizer, piece.text)]
-
-
-def _digest(ids: Sequence[int]) -> "hashlib._Hash":
-    """Tells prompts apart."""
-    return hashlib.sha256(_bytes(ids))
-
-
-def _bytes(ids: Sequence[int]) -> bytes:
-    return array("i", ids).tobytes()
 
 
 def _joined(pieces: tuple[Piece, ...]) -> Iterator[Piece]:

@@ -22,11 +22,17 @@ from typing import Any, Final
 from penstock.chat.format import ChatFormat
 from penstock.chat.messages import Conversation, Message, ToolCall
 from penstock.chat.prompt import Encoded, Piece
-from penstock.machine.private import make_private_file, private_folder
+from penstock.machine.database import open_database
 
 MAX_ENTRIES: Final = 16_384
-BUSY_TIMEOUT: Final = 0.2  # seconds that another process may keep the file busy
+MAX_BYTES: Final = 8 << 20  # of them in memory
 PRUNE_EVERY: Final = 256  # entries added between two looks at how many there are
+SCHEMA: Final = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    "CREATE TABLE IF NOT EXISTS remembered (name TEXT PRIMARY KEY, value BLOB, used REAL)",
+    "SELECT name, value, used FROM remembered LIMIT 1",
+)
 
 
 class Replay:
@@ -116,9 +122,10 @@ class LruStore:
     def __init__(self, file: Path | None = None, max_entries: int = MAX_ENTRIES):
         self._max_entries = max_entries
         self._entries: OrderedDict[str, bytes] = OrderedDict()  # least recently used first
+        self._bytes = 0
         self._lock = threading.Lock()
         self._added = 0
-        self._file = _open(file) if file is not None else None
+        self._file = None if file is None else open_database(file, *SCHEMA)
 
     def get(self, name: str) -> bytes | None:
         with self._lock:
@@ -152,10 +159,10 @@ class LruStore:
                 self._file = None
 
     def _keep(self, name: str, value: bytes) -> None:
+        self._bytes += len(value) - len(self._entries.pop(name, b""))
         self._entries[name] = value
-        self._entries.move_to_end(name)
-        while len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+        while len(self._entries) > self._max_entries or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._entries.popitem(last=False)[1])
 
     def _from_file(self, name: str) -> bytes | None:
         if self._file is None:
@@ -166,25 +173,3 @@ class LruStore:
                 self._file.execute("UPDATE remembered SET used = ? WHERE name = ?", (time.time(), name))
                 return row[0]
         return None
-
-
-def _open(file: Path) -> sqlite3.Connection | None:
-    """The file, made new if it is none of ours; None if there cannot be one."""
-    for _ in range(2):
-        with suppress(sqlite3.OperationalError, OSError):
-            private_folder(file.parent)
-            make_private_file(file)
-            connection = sqlite3.connect(file, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = NORMAL")
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS remembered (name TEXT PRIMARY KEY, value BLOB, used REAL)"
-                )
-                connection.execute("SELECT name, value, used FROM remembered LIMIT 1")
-                return connection
-            except sqlite3.DatabaseError as error:
-                connection.close()
-                if not isinstance(error, sqlite3.OperationalError):  # not a database
-                    file.unlink(missing_ok=True)
-    return None

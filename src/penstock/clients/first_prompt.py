@@ -20,7 +20,7 @@ class FirstPrompt:
     """How a client can be made to ask, and what it sends before the question.
 
     open     arguments with which it asks as soon as it is open; none: it cannot
-    once     arguments with which it asks without a screen; none: it has no prompt of its own
+    once     arguments with which it asks without a screen; none: it cannot
     tokens   of DeepSeek's vocabulary, from its screen, with nothing of the user's own; 0: not known
     version  which was counted
     """
@@ -38,7 +38,9 @@ FIRST_PROMPTS: Final = {
     "claude": FirstPrompt((QUESTION,), ("-p", QUESTION), 12_237, "2.1.325"),
     "pi": FirstPrompt((QUESTION,), ("-p", QUESTION), 1_456, "0.73.1"),
     "aider": FirstPrompt((), ("--message", QUESTION)),
-    "open-webui": FirstPrompt(),  # asks what people ask, after nothing of its own
+    "open-webui": FirstPrompt(
+        tokens=6_455, version="0.12.4"
+    ),  # its tools; asks only what people ask on its page
     "continue": FirstPrompt((QUESTION,), ("-p", QUESTION), 1_493, "1.5.47"),
 }
 
@@ -59,20 +61,21 @@ def forecast(client: str, target: Target, folder: Path) -> str:
     if kept:
         return f"{kept:,} tokens that {client} begins with here are kept: the first answer comes at once"
     wait = expected_wait(client, target)
-    return f"{wait}; `penstock warm {client}` reads them ahead and keeps them" if wait else ""
+    ahead = f"; `penstock warm {client}` reads them ahead and keeps them"
+    return wait + ahead if wait and FIRST_PROMPTS[client].once else wait
 
 
 def expected_wait(client: str, target: Target) -> str:
     """How long the server will read what the client begins with, as far as that is known."""
     first, pace = FIRST_PROMPTS[client], target.prefill
-    if not first.once or not target.reached:
+    if not target.reached:
         return ""
     if not first.tokens:
         return f"how many tokens {client} begins with shows when it does"
     measured = f"{first.version}, counted in {COUNTED}; more with tools and instructions of your own"
     size = f"{client} begins with about {first.tokens:,} tokens ({measured})"
     if pace is None:
-        return f"{size}; how fast this server reads shows with its first prompt"
+        return f"{size}; how fast this server reads shows with its first prompt, `penstock plan` estimates it"
     seconds = first.tokens / pace
     at = f"{pace:,.0f}" if pace >= 10 else f"{pace:.1f}"
     return (

@@ -68,7 +68,8 @@ def codex(target: Target) -> Setup:
     if key:
         fields["env_key"] = "PENSTOCK_API_KEY"
     path = _folder("CODEX_HOME", ".codex") / "config.toml"
-    choices = ("model_provider=penstock", f"model_context_window={target.context}")
+    # The server has no tools of its own, so it refuses to be offered a search of the web.
+    choices = ("model_provider=penstock", f"model_context_window={target.context}", "web_search=disabled")
     command = ("codex", "--model", target.model, *(word for choice in choices for word in ("-c", choice)))
     return Setup(command, key, (TomlTable(path, "model_providers.penstock", fields),), needed=True)
 

@@ -1,6 +1,7 @@
 """The server that a client is to use: where it is, and what it says about itself."""
 
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -105,4 +106,7 @@ def _ask(url: str, key: str | None, body: Any = None) -> Any:
             raise OptionError(f"--api-key is missing or wrong: {url} answers {error.code}") from None
         raise PenstockError(f"{url} answers {error.code}: is that a Penstock server?") from None
     except URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            text = "its certificate is not trusted here; SSL_CERT_FILE can name a file of those that are"
+            raise OptionError(f"{url}: {text} ({error.reason.verify_message})") from None
         raise OSError(error.reason) from None

@@ -26,8 +26,9 @@ Logits = NDArray[np.float32]
 Finishing = dict[bytes, NDArray[np.int64]]  # see `Constraints.finishing`
 
 KEPT: Final = 64  # compiled grammars; an agent sends the same tools with every request
-KEPT_TEXT: Final = 1 << 18  # their characters: a large one takes fifty times as much, or more
-LONGEST: Final = 1 << 20  # characters of a grammar
+KEPT_TEXT: Final = 1 << 18  # their characters, unless less is asked for
+COMPILED: Final = 512  # bytes that a compiled grammar takes for each of its characters, at most
+LONGEST: Final = 1 << 20  # characters of a grammar, and four times what may be kept, if that is less
 MOST_STATES: Final = 50_000  # of a lexer: 100 MB at most
 _PLACE: Final = re.compile(r"\n\s*\d+ \| ")  # before a line of the grammar
 _TAIL: Final = 64  # bytes; longer than any text that matters
@@ -75,10 +76,12 @@ class Constraints:
     """Makes constraints for one vocabulary.  Safe to share between threads.
 
     What llguidance has to know of the vocabulary is made at the first use: half a second for 129,280 tokens.
+    kept: characters of grammars that stay compiled.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int]):
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int], kept: int = KEPT_TEXT):
         self.tokenizer, self.eos_ids = tokenizer, tuple(sorted(eos_ids))
+        self.kept, self.longest = kept, min(LONGEST, 4 * kept)
         self._lock = threading.Lock()
         self._tokens: list[bytes] = []
         self._vocabulary: LLTokenizer | None = None
@@ -103,13 +106,15 @@ class Constraints:
             found = self._compile(grammar)
         with self._lock:
             self._compiled[grammar] = found
-            while len(self._compiled) > KEPT or sum(map(len, self._compiled)) > max(KEPT_TEXT, len(grammar)):
+            while len(self._compiled) > KEPT or sum(map(len, self._compiled)) > max(self.kept, len(grammar)):
                 self._compiled.popitem(last=False)
         return found.deep_copy()
 
     def _compile(self, grammar: str) -> LLMatcher:
-        if len(grammar) > LONGEST:
-            raise GrammarError(f"too large: {len(grammar):,} characters as a grammar, at most {LONGEST:,}")
+        if len(grammar) > self.longest:
+            raise GrammarError(
+                f"too large: {len(grammar):,} characters as a grammar, at most {self.longest:,}"
+            )
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)

@@ -50,12 +50,14 @@ class PrefixCache:
     """Idle sessions; the least recently used leave first, to disk if there is a place for them.
 
     budget  bytes of state, of idle sessions and of those in use, as far as `in_use` tells of them
+    others  bytes of what else is kept for conversations within that budget
     """
 
     def __init__(self, engine: Engine, budget: int | None = None, disk: "DiskSessions | None" = None):
         self.engine, self.disk = engine, disk
         self.budget = _budget(engine) if budget is None else budget
         self.in_use = 0
+        self.others = 0
         self._idle: list[_Idle] = []  # least recently used first
         self._bytes = 0  # of their state
         self._lock = threading.Lock()
@@ -190,7 +192,7 @@ class PrefixCache:
             return self._total() + size <= self.budget
 
     def _total(self) -> int:
-        return self._bytes + self.in_use + (0 if self.disk is None else self.disk.pending)
+        return self._bytes + self.in_use + self.others + (0 if self.disk is None else self.disk.pending)
 
     def _shrink(self, more: int = 0) -> None:
         """Idle sessions leave until all that there is, and so many bytes more, fit the budget."""

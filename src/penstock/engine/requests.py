@@ -55,6 +55,7 @@ class Request:
     constraint  what holds the answer to a form
     score       if set, the prompt is scored: a log-probability for each of its tokens after the first, which nothing
                 predicts, and so many alternatives.  With `max_tokens` 0 that is all.
+    client      who asks: clients take turns
     pin         if set, what is `shared` is pinned under this label: on disk it stays when others leave
     """
 
@@ -67,6 +68,7 @@ class Request:
     constraint: Constraint | None = None
     score: int | None = None
     pin: str = ""
+    client: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     generation: Generation | None = None  # from when it is accepted, unless it generates nothing
     preempted: list[int] | None = None  # all its tokens when it lost its slot

@@ -1,11 +1,12 @@
 """Many requests on one engine: those that are being answered advance together, step by step.
 
-Policy.  Up to `parallel` requests have a slot, in order of arrival; the others wait.  A step takes one token of every
-slot that is decoding, and a piece of the oldest prompt that is not read yet.  While others decode, that piece is as
-large as can be read in the time that a step of decoding takes, so that prefill of a long prompt at most halves their
-pace; when nobody decodes it is a whole chunk.  A request whose prompt begins like one that is being read waits for
-it, rather than read the same again.  If the sessions in use outgrow their memory, the youngest loses its slot and
-waits.
+Policy.  Up to `parallel` requests have a slot; the others wait.  Clients take turns: who has fewest slots comes next,
+and among equals who had one longest ago.  If too many wait, the client who has most of them gives one up.  A step
+takes one token of every slot that is decoding, and a piece of the oldest prompt that is not read yet.  While others
+decode, that piece is as large as can be read in the time that a step of decoding takes, so that prefill of a long
+prompt at most halves their pace; when nobody decodes it is a whole chunk.  A request whose prompt begins like one
+that is being read waits for it, rather than read the same again.  If the sessions in use outgrow their memory, the
+youngest loses its slot and waits.
 
 A prompt that is scored needs logits of every row, so its pieces are small, and they take turns with those of prompts
 that are only read.
@@ -14,10 +15,11 @@ that are only read.
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -40,7 +42,7 @@ from penstock.engine.requests import (
 from penstock.engine.scoring import score_prompt, score_rows
 from penstock.engine.speculation import verify
 from penstock.engine.steps import Step
-from penstock.errors import BusyError, ContextLengthError, PenstockError
+from penstock.errors import BusyError, ContextLengthError, PenstockError, ShutdownError
 
 ENOUGH: Final = 256  # tokens that have to be read before their pace says something
 Logits = NDArray[np.float32]
@@ -66,6 +68,7 @@ class Scheduler:
         self.failure: Exception | None = None  # why it never will be
         self._waiting: deque[Request] = deque()
         self._slots: list[Slot] = []
+        self._last_turn: dict[str, int] = {}  # of clients that are here, in the order in which they had one
         self._changed = threading.Condition()
         self._running = self._ended = False
         self._wanted: str | None = None  # "parked" or "awake", if somebody has asked for it
@@ -99,11 +102,24 @@ class Scheduler:
             return
         with self._changed:
             if self._ended:
-                raise BusyError("the server is shutting down")
+                raise ShutdownError("the server is shutting down")
             if len(self._waiting) >= self.most_waiting:
-                raise BusyError(f"{self.most_waiting} requests are waiting already")
+                self._turn_away(request.client)
             self._waiting.append(request)
             self._changed.notify()
+
+    def _turn_away(self, newcomer: str) -> None:
+        """The latest of the client who has most waiting, which may be the new one."""
+        busy = BusyError(f"{self.most_waiting} requests are waiting already")
+        counts = Counter(request.client for request in self._waiting if request.preempted is None)
+        crowd, most = max(counts.items(), key=itemgetter(1), default=(newcomer, 0))
+        if counts[newcomer] + 1 >= most:
+            raise busy
+        latest = next(
+            each for each in reversed(self._waiting) if each.client == crowd and each.preempted is None
+        )
+        self._waiting.remove(latest)
+        latest.emit(Failed(busy))
 
     @property
     def prefill_per_second(self) -> float | None:
@@ -140,7 +156,7 @@ class Scheduler:
         self._thread.start()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """Lets active requests go on for up to `deadline` seconds, then ends what is left with BusyError."""
+        """Lets active requests go on for up to `deadline` seconds, then ends what is left with ShutdownError."""
         end = time.monotonic() + deadline
         while (self._slots or self._waiting) and time.monotonic() < end:
             time.sleep(0.02)
@@ -150,7 +166,7 @@ class Scheduler:
         if self._thread is not None and self.ready:  # reading weights may take minutes, for nothing
             self._thread.join()
         for request in [slot.request for slot in self._slots] + list(self._waiting):
-            request.emit(Failed(BusyError("the server is shutting down")))
+            request.emit(Failed(ShutdownError("the server is shutting down")))
         self._slots.clear()
         self._waiting.clear()
 
@@ -264,9 +280,7 @@ class Scheduler:
                 self._waiting.remove(request)
 
     def _admit(self) -> None:
-        with self._changed:
-            waiting = list(self._waiting)
-        for request in waiting:
+        for request in self._in_turn():
             if len(self._slots) >= self.parallel:
                 return
             if self._waits_for_prefix(request):
@@ -275,7 +289,22 @@ class Scheduler:
                 return
             with self._changed:
                 self._waiting.remove(request)
+            self._last_turn[request.client] = max(self._last_turn.values(), default=0) + 1
             self._begin(request)
+
+    def _in_turn(self) -> list[Request]:
+        """Those that wait: first who has lost a slot, then whose client has fewest, and had the last one long ago."""
+        with self._changed:
+            waiting = list(self._waiting)
+        served = Counter(slot.request.client for slot in self._slots)
+        here = {*served, *(request.client for request in waiting)}
+        self._last_turn = {client: turn for client, turn in self._last_turn.items() if client in here}
+        ranks: dict[Request, tuple[int, int]] = {}
+        for request in waiting:
+            rank = -1 if request.preempted is not None else served[request.client]
+            ranks[request] = rank, self._last_turn.get(request.client, 0)
+            served[request.client] += 1
+        return sorted(waiting, key=ranks.__getitem__)
 
     def _begin(self, request: Request) -> None:
         if request.score is None or request.scored == len(request.prompt):

@@ -92,7 +92,7 @@ def open_direct(path: Path) -> tuple[int, bool]:
     """A descriptor for reading, and whether reads through it go past the page cache.
 
     Direct reads need offsets, lengths and buffers in multiples of a page.  Some file systems refuse them when the
-    file is opened and some only when it is read, so one page is tried.
+    file is opened and some only when it is read, so one page is tried.  Through the cache, nothing is read ahead.
     """
     if macos.HERE:
         fd = os.open(path, os.O_RDONLY)
@@ -103,15 +103,20 @@ def open_direct(path: Path) -> tuple[int, bool]:
     except OSError as error:
         if error.errno != errno.EINVAL or not flags:
             raise
-        return os.open(path, os.O_RDONLY), False
+        return _open_cached(path), False
     try:
         os.preadv(fd, [mmap.mmap(-1, mmap.PAGESIZE)], 0)
     except OSError as error:
         os.close(fd)
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-        return os.open(path, os.O_RDONLY), False
+        return _open_cached(path), False
     return fd, bool(flags)
+
+
+def forget(fd: int, offset: int, nbytes: int) -> None:
+    """Drops a part of a file from the page cache where the system can be asked to."""
+    _advise(fd, offset, nbytes, "POSIX_FADV_DONTNEED")
 
 
 def create_direct(path: Path, *, keep: bool = False) -> int:
@@ -135,12 +140,23 @@ def create_direct(path: Path, *, keep: bool = False) -> int:
 def sync_data(fd: int) -> None:
     """What was written to a file will be there after a power failure."""
     if not macos.HERE:
-        os.fdatasync(fd)
+        getattr(os, "fdatasync", os.fsync)(fd)
         return
     try:  # its `fsync` leaves bytes in the disk's own memory
         fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC", 51))
     except OSError:
         os.fsync(fd)
+
+
+def _open_cached(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    _advise(fd, 0, 0, "POSIX_FADV_RANDOM")
+    return fd
+
+
+def _advise(fd: int, offset: int, nbytes: int, advice: str) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, nbytes, getattr(os, advice))
 
 
 def _uncached(fd: int) -> bool:

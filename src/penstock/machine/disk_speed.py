@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import OptionError, ReadError
-from penstock.machine.disk import Disk, find_disk, open_direct
+from penstock.machine.disk import Disk, find_disk, forget, open_direct
 from penstock.machine.notes import recall, remember
 
 NOTES: Final = "disks"
@@ -84,8 +84,8 @@ def read_bandwidth(path: Path, seconds: float = SECONDS, threads: int = THREADS)
         try:
             while True:  # once at least, however late a busy machine lets the thread begin
                 offset = places.randrange(0, size - PIECE + 1, ALIGNMENT)
-                if not direct and hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(fd, offset, PIECE, os.POSIX_FADV_DONTNEED)
+                if not direct:
+                    forget(fd, offset, PIECE)
                 count = os.preadv(fd, [buffer], offset)  # lets the other threads run
                 finished.append((count, time.perf_counter() - begin))
                 if time.perf_counter() >= begin + seconds:

@@ -2,9 +2,15 @@
 
 import ctypes
 import mmap
+import time
 from contextlib import suppress
+from typing import Final
 
 from penstock.machine import macos
+
+FILLED: Final = 64 << 20  # bytes that are made memory to see how long that takes
+# M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of glibc's malloc.h.
+MALLOC_OPTIONS: Final = {-3: 256 << 10, -1: 1 << 20, -8: 4}
 
 
 def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
@@ -22,6 +28,15 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
     return memory
 
 
+def filling_seconds() -> float:
+    """Seconds that a byte of such memory takes to become real, now: little on a machine with free memory, much where
+    the system has to look for large pages first."""
+    memory, begin = reserve(FILLED, large=True), time.perf_counter()
+    for start in range(0, FILLED, mmap.PAGESIZE):
+        memory[start] = 1
+    return (time.perf_counter() - begin) / FILLED
+
+
 def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:
     """The system may have these pages.  What they hold next is not said: nothing, or what they held."""
     advice = getattr(mmap, "MADV_FREE_REUSABLE", mmap.MADV_FREE) if macos.HERE else mmap.MADV_DONTNEED
@@ -35,3 +50,12 @@ def give_back_freed() -> None:
         calls.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))
     elif hasattr(calls, "malloc_trim"):  # of glibc
         calls.malloc_trim(0)
+
+
+def keep_little_freed() -> None:
+    """From now on the allocator keeps less of what is freed: large pieces are the system's again at once (glibc would
+    learn to keep those of up to 32 MiB), and threads share few heaps instead of eight for each processor."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None and not macos.HERE:
+        for option, value in MALLOC_OPTIONS.items():
+            set_option(option, value)

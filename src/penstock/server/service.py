@@ -1,13 +1,14 @@
 """Between the web and the scheduler: requests become asynchronous streams of what happens to them."""
 
 import asyncio
+import math
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
-from typing import Any, Final, TypeVar
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -23,9 +24,12 @@ from penstock.engine.requests import Failed, Request, Scored, Update
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
+from penstock.server.api.responses.store import SHARE, ResponseStore
 from penstock.server.http.errors import ApiError
+from penstock.server.http.keys import Charge, Keys
+from penstock.server.http.request_context import current_request
 from penstock.server.http.settings import Settings
-from penstock.server.http.work import Workers, largest_body
+from penstock.server.http.work import UNBROKEN, Workers, kept_grammars, largest_body
 from penstock.server.prefill_speed import PrefillSpeed
 from penstock.server.usage import Usage
 
@@ -49,6 +53,14 @@ Follower = Callable[[Update], None]
 Observer = Callable[[Sequence[int], Usage], Follower]
 
 
+class ModelSize(NamedTuple):
+    """kind: the type that most of its bytes have."""
+
+    parameters: int
+    bytes: int
+    kind: str
+
+
 class Service:
     """One engine for all clients."""
 
@@ -63,16 +75,36 @@ class Service:
         store = LruStore(None if folder is None else folder / "said.sqlite")
         format = format_of(engine)
         replay = Replay(format, engine.fingerprint, engine.config.vocab_size, store)
-        self.driver = ChatDriver(engine, replay, format)
+        self.responses = self._response_store()
         reserved = engine.options.request_bytes
         self.max_body = settings.max_body or largest_body(engine.context, reserved)
+        self.driver = ChatDriver(engine, replay, format, kept_grammars(self.max_body))
         self.work = Workers(self.max_body)
+        engine.tokenizer.longest_unbroken = UNBROKEN
         self.created = int(time.time())
+        self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
         self.prefill_speed = PrefillSpeed(engine, scheduler)
         self._pin = ("", 0.0)  # label, and until when
         self.pins = 0  # prompts that came to be pinned
+
+    def _response_store(self) -> ResponseStore:
+        """Responses are kept where sessions are, within a share of their space."""
+        cache, folder = self.scheduler.prefix_cache, self.settings.kv_dir
+        if folder is not None and cache.disk is not None:
+            file, room = folder / "responses.sqlite", cache.disk.store.make_room
+            return ResponseStore(file, self.settings.kv_space // SHARE, make_room=room)
+        return ResponseStore(None, cache.budget // SHARE, tell=partial(setattr, cache, "others"))
+
+    @cached_property
+    def model_size(self) -> ModelSize:
+        tensors = self.engine.checkpoint.index.values()
+        parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+        kinds = Counter[str]()
+        for tensor in tensors:
+            kinds[tensor.kind.name] += tensor.total_bytes
+        return ModelSize(parameters, kinds.total(), kinds.most_common(1)[0][0])
 
     def pin(self, label: str) -> None:
         """System prompts that come within the next half minute are pinned under this label."""
@@ -102,6 +134,7 @@ class Service:
             if cache.disk is not None:
                 cache.save()
                 cache.disk.close()
+            self.responses.close()
             self.engine.close()
 
     def reply(self, conversation: Conversation, sampling: Sampling, **rendering: bool) -> Reply:
@@ -122,23 +155,31 @@ class Service:
         """What happens to a prompt.  Raises what is wrong with it at the first `anext`; closing the iterator, as a
         client that goes away does, ends the request before its next step.  shared, stable, constraint, score: see
         `Request`."""
-        updates: asyncio.Queue[Update] = asyncio.Queue()
-        tell = partial(self._dispatch().send, updates.put_nowait)
+        updates: asyncio.Queue[tuple[Update, float]] = asyncio.Queue()
+        send = self._dispatch().send
+
+        def tell(update: Update) -> None:
+            """On the scheduler's thread: when something happened is known there, not where it is heard of."""
+            send(updates.put_nowait, (update, time.monotonic()))
 
         limit = min(max_tokens, self.settings.max_tokens)
         label, until = self._pin
         pin = label if shared and time.monotonic() < until else ""
         self.pins += bool(pin)
-        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin)
+        context = current_request()
+        client = "" if context is None else context.client
+        request = Request(list(prompt), limit, sampling, tell, shared, stable, constraint, score, pin, client)
         usage.prompt = len(prompt)
         followers = [observe(prompt, usage) for observe in self.observers]
+        if context is not None and context.key is not None:
+            followers.append(Charge(context.key).add)
         timer = self._timer(usage, tell)
         try:
             if self.scheduler.prefix_cache.disk is not None and score is None:
                 await asyncio.to_thread(self.scheduler.prefix_cache.fetch, request.prompt)
             self.scheduler.submit(request)
             while True:
-                update = await updates.get()
+                update, when = await updates.get()
                 for follow in followers if not isinstance(update, Failed) else ():
                     follow(update)
                 match update:
@@ -152,7 +193,7 @@ class Service:
                         if update.last:
                             return
                     case Step():
-                        usage.first, usage.prefill = usage.first or time.monotonic(), None
+                        usage.first, usage.last, usage.prefill = usage.first or when, when, None
                         usage.completion += 1
                         yield update
                         if update.finish_reason is not None:

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from penstock.engine.progress import PrefillProgress
+
+SHORTEST: Final = 0.001  # seconds of which a rate says something
 
 
 @dataclass(slots=True)
@@ -19,6 +21,7 @@ class Usage:
     prefill: PrefillProgress | None = None  # while the prompt is read
     begun: float = field(default_factory=time.monotonic)
     first: float | None = None  # when the first token was there
+    last: float | None = None  # when the last one was
     ended: float | None = None
 
 
@@ -40,6 +43,7 @@ def sign_of_life(usages: Sequence[Usage]) -> str:
 def combined(usages: Sequence[Usage]) -> Usage:
     """Several choices for one prompt: the prompt counts once."""
     firsts = [usage.first for usage in usages if usage.first is not None]
+    lasts = [usage.last for usage in usages if usage.last is not None]
     ends = [usage.ended for usage in usages if usage.ended is not None]
     return replace(
         usages[0],
@@ -48,6 +52,7 @@ def combined(usages: Sequence[Usage]) -> Usage:
         reasoning=sum(usage.reasoning for usage in usages),
         begun=min(usage.begun for usage in usages),
         first=min(firsts, default=None),
+        last=max(lasts, default=None),
         ended=max(ends, default=None),
     )
 
@@ -55,18 +60,31 @@ def combined(usages: Sequence[Usage]) -> Usage:
 def timings(usage: Usage) -> dict[str, Any]:
     """In llama.cpp's terms.  Time in the queue counts as prefill; the decode rate counts the tokens after the first,
     which comes with the prompt."""
-    ended = usage.ended or time.monotonic()
-    first = usage.first or ended
+    first = usage.first or usage.ended or time.monotonic()
     read = usage.prompt - usage.cached
-    prefill, decode = first - usage.begun, ended - first
+    prefill, decode = first - usage.begun, (usage.last or first) - first
+    after = max(usage.completion - 1, 0)
     return {
         "cache_n": usage.cached,
         "prompt_n": read,
         "prompt_ms": round(1000 * prefill, 3),
-        "prompt_per_second": round(read / prefill, 3) if prefill > 0 else 0.0,
+        "prompt_per_token_ms": _each(prefill, read),
+        "prompt_per_second": _rate(read, prefill),
         "predicted_n": usage.completion,
         "predicted_ms": round(1000 * decode, 3),
-        "predicted_per_second": (
-            round((usage.completion - 1) / decode, 3) if usage.completion > 1 and decode > 0 else 0.0
-        ),
+        "predicted_per_token_ms": _each(decode, after),
+        "predicted_per_second": _rate(after, decode),
     }
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    """Tokens a second; 0 where too little was measured to tell.
+
+    >>> _rate(100, 2.0), _rate(2, 0.0001)
+    (50.0, 0.0)
+    """
+    return round(tokens / seconds, 3) if seconds >= SHORTEST else 0.0
+
+
+def _each(seconds: float, tokens: int) -> float:
+    return round(1000 * seconds / tokens, 3) if tokens else 0.0

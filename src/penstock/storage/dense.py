@@ -155,7 +155,7 @@ class LoadedDense(DenseWeights):
             self.reader.promote(job)
             begin = time.perf_counter()
             try:
-                self.reader.wait(job)
+                self._wait(block, number, job)
             except ReadError as error:
                 del self._turn[block]
                 raise ReadError(f"weights of {block}: {error}") from None
@@ -163,6 +163,13 @@ class LoadedDense(DenseWeights):
                 self.stall_seconds += time.perf_counter() - begin
             self._turn[block] = (number, 0)
             self._place(block, self._buffers[number])
+
+    def _wait(self, block: str, buffer: int, job: int) -> None:
+        """What was read ahead may have failed while nobody waited for it: now it is asked for once more."""
+        try:
+            self.reader.wait(job)
+        except ReadError:
+            self.reader.wait(self._read(self._bundles[block], self._buffers[buffer], urgent=True))
 
     def leave(self, block: str) -> None:
         if block not in self._turn:

@@ -13,7 +13,9 @@ import numpy as np
 from penstock.weights.files import MappedFile
 
 SAMPLES: Final = 512  # pages looked at
-TRIED: Final = 16 << 20  # bytes that are brought to see how fast that is, by each thread
+TRIED: Final = (
+    128 << 20
+)  # bytes that are brought to see how fast that is, by each thread; the first ones come slowly
 WINDOW: Final = 32 << 20  # bytes that a thread brings at a time
 STRIDE: Final = 64 << 10  # between two bytes that are touched: less than any system reads ahead
 THREADS: Final = 4
@@ -44,7 +46,7 @@ def absent(files: Sequence[MappedFile]) -> Absent:
         return Absent()
     nbytes = total * len(missing) // looked
     windows = [
-        (file, start, min(TRIED, file.size - start))
+        (file, start, min(TRIED, file.size - start, -(-file.size // THREADS)))
         for file, start in missing[:: -(-len(missing) // THREADS)]
     ]
     begin = time.perf_counter()

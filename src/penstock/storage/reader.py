@@ -64,7 +64,7 @@ class OpenFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self.fd, self.direct = _open(path)
+            self.fd, self.direct = open_direct(path)
         except OSError as error:
             raise ReadError(f"{path}: cannot be read: {error.strerror or error}") from None
         weakref.finalize(self, os.close, self.fd)
@@ -87,14 +87,6 @@ class OpenFile:
             )
         if now.st_mtime_ns != self._opened.st_mtime_ns:
             raise ReadError(f"{self.path}: written to since it was opened")
-
-
-def _open(path: Path) -> tuple[int, bool]:
-    """A descriptor, and whether it reads directly."""
-    fd, direct = open_direct(path)
-    if not direct and hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing beyond what is asked for
-    return fd, direct
 
 
 class Piece(NamedTuple):

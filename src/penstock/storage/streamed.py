@@ -282,6 +282,8 @@ class StreamedLease(Lease):
                 yield from next_ones()
             self._carry_out()
             if len(self.coming) >= IN_FLIGHT:
+                self._collect()
+            if len(self.coming) >= IN_FLIGHT:
                 yield from next_ones()
         self.requested = True
         while queue:
@@ -329,6 +331,11 @@ class StreamedLease(Lease):
         begin = time.perf_counter()
         store.reader.wait_any([self.coming[each].job for each in keys])
         self.counters.stall_seconds += time.perf_counter() - begin
+        self._collect()
+
+    def _collect(self) -> None:
+        """Those that have come are here."""
+        store = self.store
         for each in [each for each, transfer in self.coming.items() if store.reader.poll(transfer.job)]:
             expert = store.arrive(each, self.coming[each])
             del self.coming[each]

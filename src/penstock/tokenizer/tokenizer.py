@@ -4,7 +4,9 @@ import json
 import operator
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 from tokenizers import AddedToken
@@ -20,8 +22,19 @@ from penstock.tokenizer.stream import StreamDecoder
 from penstock.tokenizer.vocabulary import SPECIAL_KINDS, TokenKind, Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SEGMENT = 1 << 15  # characters that are encoded at a time: the library takes a hundred bytes for each
-_CUT = re.compile(r"[A-Za-z](?= )")  # every known pre-tokenizer cuts between the two, whatever is around them
+_SEGMENT = (
+    1 << 14
+)  # characters that are encoded at a time: the library takes up to 250 bytes for each of their bytes
+# Words that the library remembers the tokens of.  One may take 8 KB, so that its own 10,000 would be 80 MB.
+_REMEMBERED = 1024
+# Letters of scripts in wide use; no combining marks.
+_LETTERS = "A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-Ωα-ωА-яЁёא-תء-غف-يक-हก-ะぁ-んァ-ヶ一-龥가-힣"
+# Every known pre-tokenizer cuts here, whatever is around it: at the end of a word, between letters and digits, after
+# a line.
+_CUT = re.compile(
+    rf"[{_LETTERS}](?=[\0-/:-@\[-`{{-\x7f，。！？；：、])|[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])|(?<=\S)\n(?=\S)"
+)
+_CUT_AMONG_MARKERS = re.compile(r"[A-Za-z](?= )")  # not within one of them, unless it is an odd one
 
 # One text at a time needs no pool of threads; the library reads this at each call.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -57,36 +70,59 @@ class Tokenizer:
         with library_errors_as(ModelFormatError, f"{self.source}: tokenizer"):
             # Both tokenizers share one model.  The model knows the markers' strings, but no merge makes one
             # (Vocabulary.check), so only the tokenizer that was told of them finds them in text.
-            model = BPE(vocab=ids, merges=list(vocabulary.merges))
+            model = BPE(vocab=ids, merges=list(vocabulary.merges), cache_capacity=_REMEMBERED)
             self._plain = LibraryTokenizer(model)
             self._marking = LibraryTokenizer(model)
             for tokenizer in (self._plain, self._marking):
                 tokenizer.pre_tokenizer = pre_tokenizer
             self._marking.add_special_tokens(markers)
+        self._odd_markers = any(_CUT_AMONG_MARKERS.search(marker.content) for marker in markers)
+        self._one_large = threading.Lock()
+        self.longest_unbroken: int | None = None
 
     def encode(self, text: str, special: bool = False, most: int | None = None, before: int = 0) -> list[int]:
         """The ids of `text`, without BOS.  With `special`, marker strings in it become their single token.
 
         Raises ContextLengthError as soon as it is certain that a prompt which has `before` tokens already would have
-        more than `most`.  Other threads run meanwhile, and working memory does not grow with a text that has words.
+        more than `most`.  Other threads run meanwhile.
         """
+        return [id for part in self.encode_parts(text, special, most, before) for id in part]
+
+    def encode_parts(
+        self, text: str, special: bool = False, most: int | None = None, before: int = 0
+    ) -> Iterator[list[int]]:
+        """The same ids, some at a time: working memory does not grow with the text, unless it has neither words nor
+        lines.  TokenError if more than `longest_unbroken` bytes of it have none."""
         tokenizer = self._marking if special else self._plain
-        ids: list[int] = []
+        count = before
         with library_errors_as(TokenError, f"{self.source}: text cannot be encoded"):
             # Lone surrogates are the only str content that is not text; the library's own message is vague.
             if not text.isascii():
                 text.encode("utf-8")
-            for begin, end in self._segments(text, special):
-                if most is not None:
-                    least = before + len(ids) - (begin - len(text)) // self.longest
-                    if least > most:
-                        raise ContextLengthError(
-                            f"the prompt has {least:,} tokens or more, and the context has room for {most:,}"
-                        )
-                part = text[begin:end]
-                # The only call of the library that lets other threads run.
-                ids += tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
+        for begin, end in self._segments(text, special):
+            if most is not None:
+                least = count - (begin - len(text)) // self.longest
+                if least > most:
+                    raise ContextLengthError(
+                        f"the prompt has {least:,} tokens or more, and the context has room for {most:,}"
+                    )
+            with self._room_for(part := text[begin:end]):
+                ids = self._ids(tokenizer, part)
+            count += len(ids)
+            yield ids
+
+    def _ids(self, tokenizer: LibraryTokenizer, part: str) -> list[int]:
+        with library_errors_as(TokenError, f"{self.source}: text cannot be encoded"):
+            # The only call of the library that lets other threads run.
+            ids: list[int] = tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
         return ids
+
+    def _room_for(self, part: str) -> AbstractContextManager[object]:
+        """One that is much larger than others has to wait for those like it."""
+        nbytes, limit = len(part.encode()), self.longest_unbroken
+        if limit is not None and nbytes > limit:
+            raise TokenError(f"the text has more than {limit:,} bytes without the end of a word or a line")
+        return self._one_large if nbytes > 2 * _SEGMENT else nullcontext()
 
     @cached_property
     def longest(self) -> int:
@@ -95,9 +131,13 @@ class Tokenizer:
 
     def _segments(self, text: str, special: bool) -> Iterator[tuple[int, int]]:
         """Where the text can be cut so that its parts have the tokens of the whole."""
-        begin = 0
-        while not special and self._cuttable and len(text) - begin > _SEGMENT:
-            found = _CUT.search(text, begin + _SEGMENT)
+        cut, begin = _CUT_AMONG_MARKERS if special else _CUT, 0
+        cuttable = self._cuttable and not (special and self._odd_markers)
+        while cuttable and len(text) - begin > _SEGMENT:
+            # No further than matters: looking takes a second for thirty megabytes, and nobody else runs meanwhile.
+            found = cut.search(
+                text, begin + _SEGMENT, begin + _SEGMENT + (self.longest_unbroken or len(text))
+            )
             if found is None:
                 break
             yield begin, found.end()

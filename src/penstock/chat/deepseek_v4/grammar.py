@@ -13,6 +13,7 @@ lines of its own.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,13 +21,12 @@ from penstock.chat.deepseek_v4.markers import DSML, END_THINK
 from penstock.chat.deepseek_v4.tags import CLOSING_MARK, LOST_BAR
 from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
 from penstock.chat.json_schema import Forms, Parameters, alone, forms, parameters
-from penstock.chat.messages import Conversation
+from penstock.chat.messages import Conversation, TextGrammar
 from penstock.chat.prompt import marker_id
+from penstock.chat.text_grammars import grammar_text, json_rule, text_before_tag
 from penstock.engine.constraint import Constraint, Constraints, Grammar, GrammarError, Rules
 from penstock.errors import OptionError
 
-# A space, or a new line with its indentation, wherever JSON may have blanks: a model cannot lose itself in them.
-_JSON: Final = {"whitespace_pattern": r"(\x20|\r?\n[\x20\x09]{0,40})", "lenient": True}
 _ANY_OBJECT: Final = {"type": "object"}
 
 # The parser knows markers also by their text.  Only the marker itself may open or close something.
@@ -34,7 +34,7 @@ _OPENINGS: Final = tuple(f"<{mark}".encode() for mark in (DSML, LOST_BAR))
 _CLOSINGS: Final = (CLOSING_MARK.encode(), f"</{LOST_BAR}".encode())
 _END_THINK: Final = (END_THINK.encode(),)
 _MARKER_PLACES: Final = (b"<", b"</")
-_CALL_PLACE: Final = re.compile(rb"(?s:.*\n)?\s*<")  # of the text since the turn, or the answer, began
+_CALL_PLACE: Final = re.compile(rb"(?s:.*\n)? {0,3}<")  # of the text since the turn, or the answer, began
 _BEGIN_BLOCK: Final = OPEN_BLOCK.removeprefix(f"<{DSML}")
 
 # How JSON is written in a parameter; no options of the client's own.  Spaces are as DeepSeek's encoder writes them,
@@ -84,21 +84,21 @@ def _rules(
         marker = marker_id(tokenizer, DSML)
         gates[marker], never = (_MARKER_PLACES if tools else ()), _OPENINGS
     if tools:
-        calls = _calls(constraints, tools, marker, conversation.parallel_calls, force_call)
+        calls = _calls(constraints, conversation, marker, force_call)
         if force_call:
-            return Rules(start=Grammar(_grammar("calls", calls), _CLOSINGS))
+            return Rules(start=Grammar(grammar_text("calls", calls), _CLOSINGS))
         opening = f"{_text(_BEGIN_BLOCK)} calls"
-        triggers[marker] = Grammar(_grammar(opening, calls), _CLOSINGS)
+        triggers[marker] = Grammar(grammar_text(opening, calls), _CLOSINGS)
     free = Rules(triggers=triggers, where=_CALL_PLACE, after=after, gates=gates, never=never, begun=begun)
     if form is None:
         return free if conversation.all_tools else None
-    rule = json_rule(form, _JSON)
     try:
-        constraints.matcher(_grammar("answer", f"answer: {rule}"))
+        rule = json_rule(form)
+        constraints.matcher(grammar_text("answer", f"answer: {rule}"))
     except GrammarError as error:
         raise OptionError(f"{conversation.schema_field}: {error}") from error
     start = f"answer | {_text(BEFORE_BLOCK + '<')} <[{marker}]> {opening}" if tools else "answer"
-    answer = Grammar(_grammar(start, f"answer: {rule}\n{calls}"), _CLOSINGS if tools else ())
+    answer = Grammar(grammar_text(start, f"answer: {rule}\n{calls}"), _CLOSINGS if tools else ())
     if not thinking:
         return Rules(start=answer, begun=begun)
     held = {marker_id(tokenizer, END_THINK): answer}
@@ -110,37 +110,42 @@ def _form(conversation: Conversation) -> Mapping[str, Any] | None:
     return _ANY_OBJECT if conversation.json_only else conversation.response_schema
 
 
-def _calls(
-    constraints: Constraints, tools: Sequence[Mapping[str, Any]], marker: int, many: bool, forced: bool
-) -> str:
-    """Rules for `calls`.  A schema that cannot be used is an error where a call is demanded; else less is held."""
+def _calls(constraints: Constraints, conversation: Conversation, marker: int, forced: bool) -> str:
+    """Rules for `calls`.  A schema that cannot be used is an error where a call is demanded; else less is held.  The
+    grammar of a text is what its client asked for, and an error wherever it cannot be used."""
+    tools, many, grammars = conversation.functions, conversation.parallel_calls, conversation.grammars
 
-    def fault(rules: str, start: str = "calls") -> GrammarError | None:
+    def block(*some: Mapping[str, Any], held: Callable[[dict[str, Any]], bool] = lambda _: True) -> str:
+        rules = block_rules(some, marker, many, held, grammars)
+        constraints.matcher(grammar_text("calls", rules))
+        return rules
+
+    def usable(schema: dict[str, Any]) -> bool:
         try:
-            constraints.matcher(_grammar(start, rules))
+            constraints.matcher(grammar_text("answer", f"answer: {parameter_json(schema)}"))
+        except GrammarError:
+            return False
+        return True
+
+    def check(tool: Mapping[str, Any], what: str) -> None:
+        try:
+            block(tool)
         except GrammarError as error:
-            return error
-        return None
+            raise OptionError(f"tools: the {what} of {tool['name']!r}: {error}") from error
 
-    rules = block_rules(tools, marker, many)
-    if (error := fault(rules)) is None:
-        return rules
-    if forced:
-        for tool in tools:
-            if why := fault(block_rules([tool], marker, many)):
-                raise OptionError(f"tools: the parameters of {tool['name']!r}: {why}")
-        raise OptionError(f"tools: {error}")
-    rules = block_rules(
-        tools, marker, many, lambda schema: fault(f"answer: {parameter_json(schema)}", "answer") is None
-    )
-    if fault(rules) is None:
-        return rules
+    for tool in tools:
+        if tool["name"] in grammars:
+            check(tool, "grammar")
+    try:
+        return block(*tools)
+    except GrammarError as error:
+        if forced:
+            for tool in tools:
+                check(tool, "parameters")
+            raise OptionError(f"tools: {error}") from error
+    with suppress(GrammarError):
+        return block(*tools, held=usable)
     return block_rules([{"name": tool["name"], "parameters": {}} for tool in tools], marker, many)
-
-
-def _grammar(start: str, rules: str) -> str:
-    """no_forcing: tokens are the model's choice also where the text is not."""
-    return f'%llguidance {{"no_forcing": true}}\nstart: {start}\n{rules}\n'
 
 
 # ── a block of calls ──────────────────────────────────────────────────────────────────────────────────────
@@ -151,9 +156,10 @@ def block_rules(
     marker: int,
     many: bool,
     held: Callable[[dict[str, Any]], bool] = lambda _: True,
+    grammars: Mapping[str, TextGrammar] | None = None,
 ) -> str:
     """Rules of which `calls` is a block after its opening tag.  marker: DSML's token.  many: several calls may stand
-    in it.  held: whether JSON is held to this schema; else it is any JSON.
+    in it.  held: whether JSON is held to this schema; else it is any JSON.  grammars: see `Conversation`.
 
     OptionError if there is nothing to call.
     """
@@ -170,17 +176,16 @@ def block_rules(
         opening = _text(f'invoke name="{tool["name"]}">\n')
         lines.append(f'{name}: {opening} {name}_arguments "</" {mark} "invoke>\\n"')
         schema = tool.get("parameters")
-        lines += _arguments(name, parameters(schema), schema, mark, held)
+        grammar = (grammars or {}).get(tool["name"])
+        if grammar is None:
+            lines += _arguments(name, parameters(schema), schema, mark, held)
+        else:
+            lines += _one_text(name, next(iter(parameters(schema).named)), grammar, mark)
     return "\n".join(lines) + "\n" + _TERMINALS
 
 
-def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """What a rule is that means JSON of this schema."""
-    return "%json " + json.dumps({**schema, "x-guidance": options})
-
-
 def parameter_json(schema: Mapping[str, Any]) -> str:
-    """The same, as it is written in a parameter."""
+    """What a rule is that means JSON of this schema, as it is written in a parameter."""
     return json_rule(schema, _AS_TAUGHT)
 
 
@@ -217,6 +222,13 @@ def _arguments(
     yield f"{tool}_more::_: " + "\n  | ".join(parts)
     for bit, name in enumerate(order):
         yield from value(f"{tool}_value_{bit}", named[name])
+
+
+def _one_text(tool: str, parameter: str, grammar: TextGrammar, mark: str) -> Iterator[str]:
+    """The one parameter of a tool whose text has a grammar of its own."""
+    opening = _text(f'parameter name="{parameter}" string="true">')
+    yield f'{tool}_arguments: "<" {mark} {opening} {tool}_text {mark} "parameter>\\n"'
+    yield from text_before_tag(f"{tool}_text", grammar)
 
 
 def _value(rule: str, how: Forms) -> str:

@@ -5,15 +5,17 @@ Text may arrive in any pieces: the events, joined, are the same.  Whatever may s
 back until it is decided.
 
 A model that only speaks of its format is quoted: in code, in a value, and while it reasons unless the turn ends with
-the block, because then it forgot to end its reasoning first.
+the block, because then it forgot to end its reasoning first.  `<think>` before all else opens reasoning that the
+prompt did not ask for.
 """
 
 import secrets
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import Final
 
 from penstock.chat.deepseek_v4.code import Code
-from penstock.chat.deepseek_v4.markers import DSML, END_THINK
+from penstock.chat.deepseek_v4.markers import DSML, END_THINK, THINK
 from penstock.chat.deepseek_v4.tags import OPENINGS, find_first
 from penstock.chat.deepseek_v4.tool_block import Block
 from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, OPEN_BLOCK
@@ -25,6 +27,9 @@ from penstock.errors import OptionError
 def random_call_id() -> str:
     """`call_` and 24 hexadecimal digits: a client cannot guess the id of another's call."""
     return f"call_{secrets.token_hex(12)}"
+
+
+_PLACED: Final = (END_THINK, DSML)  # the markers that have a place in a turn
 
 
 class _State(Enum):
@@ -71,6 +76,7 @@ class Parser:
         self._calls: list[Event] = []  # of a block in reasoning, where only the end of the turn decides
         self._events: list[Event] = []
         self._is_done = False
+        self._tail = ""  # the end of a block in reasoning, where `</think>` may have begun
         self._marks = (END_THINK, *(OPENINGS if tools else ()))
         if forced:
             if thinking or not tools:
@@ -79,8 +85,8 @@ class Parser:
 
     def push(self, text: str, special: bool = False) -> list[Event]:
         """Events of what is certain now.  `special`: `text` is a marker token's string.  Markers that have no place
-        in a turn are dropped."""
-        if self.finished or (special and text not in (END_THINK, DSML)):
+        in a turn are dropped, unless they are quoted."""
+        if self.finished or (special and text not in _PLACED and not self._quotes(text)):
             return []
         self._held += text
         while self._held and not self.finished and self._read():
@@ -126,12 +132,22 @@ class Parser:
             case _:
                 return self._read_block()
 
+    def _quotes(self, marker: str) -> bool:
+        """Whether a marker that would be dropped here is something to read: in a value, in code, or `<think>` where
+        it opens reasoning."""
+        if self._state is _State.BLOCK:
+            return self._block is not None and self._block.in_value
+        first = marker == THINK and not self._started and not self._held.strip("\n")
+        return first or self._code.after(self._held).open
+
     def _read_reasoning(self) -> bool:
         at, mark = self._next_mark()
         body = self._held[:at].rstrip("\n")
         self._show(body)
         if mark == END_THINK:  # the line feeds before it are not part of the reasoning
             self._end_reasoning(self._held[at + len(mark) :])
+        elif mark == THINK:  # which the prompt has said already
+            self._held = self._held[at + len(mark) :]
         elif mark:
             self._open_block(len(body), at)
         else:
@@ -145,6 +161,9 @@ class Parser:
             self._show(body)
             self._held = self._held[at + len(mark) :]
             return True
+        if mark == THINK:
+            self._state, self._held = _State.REASONING, self._held[at + len(mark) :]
+            return True
         if self._tools:
             body = body.rstrip("\n")  # they go with the block, if one follows
         self._show(body)
@@ -155,10 +174,18 @@ class Parser:
         return bool(mark)
 
     def _next_mark(self) -> tuple[int, str]:
-        """Where the next marker stands that is one: a block that is shown in code is none."""
-        at, mark = find_first(self._held, self._marks)
-        while mark in OPENINGS and self._code.after(self._held[:at]).open:
-            at, mark = find_first(self._held, self._marks, at + 1)
+        """Where the next marker stands that is one.  What is shown in code is none, except that reasoning ends at the
+        first `</think>` whatever stands before it."""
+        marks = self._marks if self._started else (THINK, *self._marks)
+        at, mark = find_first(self._held, marks)
+        code, seen = self._code, 0
+        while mark and not (mark == END_THINK and self._state is _State.REASONING):
+            code, seen = code.after(self._held[seen:at]), at
+            if mark == THINK and not self._held[:at].strip("\n"):
+                break
+            if mark != THINK and not code.open:
+                break
+            at, mark = find_first(self._held, marks, at + 1)
         return at, mark
 
     def _end_reasoning(self, rest: str) -> None:
@@ -171,7 +198,7 @@ class Parser:
             self._answer(self._stops.finish())
         before, self._held = self._held[begin:at], self._held[at:]
         self._origin, self._state = self._state, _State.BLOCK
-        self._block, self._calls = Block(before, self._new_id), []
+        self._block, self._calls, self._tail = Block(before, self._new_id), [], ""
 
     def _read_block(self) -> bool:
         block = self._block
@@ -189,12 +216,14 @@ class Parser:
     def _read_block_in_reasoning(self, block: Block) -> bool:
         """Until the turn ends, nothing has been called: `</think>` ends reasoning whatever stands before it, and a
         model that goes on was only thinking of a call."""
+        new = self._tail + self._held
+        self._tail = new[1 - len(END_THINK) :]
         if not block.closed:
             self._calls += block.push(self._held)
             self._held = block.rest
-        text = block.text
-        if (at := (text + self._held).find(END_THINK)) >= 0:
-            whole = text + self._held
+        if END_THINK in new:
+            whole = block.text + self._held
+            at = whole.index(END_THINK)
             self._state, self._block = self._origin, None
             self._show(whole[:at].rstrip("\n"))
             self._end_reasoning(whole[at + len(END_THINK) :])
@@ -215,13 +244,12 @@ class Parser:
             self._show(remains)
 
     def _quote(self, block: Block) -> None:
-        """It was only talk: text of the part where it began.  Of a block that was never closed, all that follows its
-        first `<` is read again, since there may be a call in it."""
-        text = block.text
-        first = len(text) if block.closed else text.index("<") + 1
+        """It was only talk: text of the part where it began.  Of a block that was never closed, the prose is read on:
+        there was no call before it, and there may be one behind it."""
+        text, unread = block.text, block.unread
         self._state, self._block = self._origin, None
-        self._show(text[:first])
-        self._held = text[first:] + self._held
+        self._show(text[: len(text) - len(unread)])
+        self._held = unread + self._held
 
     def _show(self, text: str) -> None:
         """Text of the current part, without line feeds at its beginning."""

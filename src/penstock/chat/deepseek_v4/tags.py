@@ -1,6 +1,7 @@
 """DSML's tags, in the spelling that DeepSeek-V4 was taught and in those that it slips into.
 
 <｜DSML｜tool_calls>   as taught      <DSML｜tool_calls>   first bar lost      <｜DSML｜function_calls>   V3.2's name
+<｜DSML｜invoke name="f"/>   opened and closed at once
 
 A tag without the marker is text like any other: it may well be XML.
 """
@@ -22,7 +23,7 @@ END_PARAMETER: Final = f"{CLOSING_MARK}parameter>"
 CLOSINGS: Final = (CLOSING_MARK, f"</{LOST_BAR}")
 MARKS: Final = (*CLOSINGS, f"<{DSML}", f"<{LOST_BAR}")  # what every tag begins with
 
-_TAG = re.compile(rf"<(?P<close>/?)(?P<mark>{DSML}|{LOST_BAR})(?P<name>\w+)(?P<rest>[^>]*)>")
+_TAG = re.compile(rf"<(?P<close>/?)(?P<mark>{DSML}|{LOST_BAR})(?P<name>\w+)(?P<rest>[^>]*?)(?P<empty>/?)>")
 _NAME = re.compile(r"""\bname\s*=\s*("[^"]*"|'[^']*'|“[^”]*”|[^\s"'“”>]+)""")
 _STRING = re.compile(r"""\bstring\s*=\s*["'“]?(true|false)["'”]?""")
 _EXACT = {
@@ -32,13 +33,15 @@ _EXACT = {
 
 
 class Tag(NamedTuple):
-    """A tag as read.  `exact`: spelled as taught.  `string` is None where the attribute is missing."""
+    """A tag as read.  `exact`: spelled as taught.  `string` is None where the attribute is missing.  `empty`: it
+    closes what it opens."""
 
     kind: str  # "invoke", "parameter", "block", or "" for anything else
     close: bool
     exact: bool
     name: str | None = None
     string: bool | None = None
+    empty: bool = False
 
 
 def read_tag(text: str) -> Tag:
@@ -47,7 +50,8 @@ def read_tag(text: str) -> Tag:
     if not found:
         return Tag("", text.startswith("</"), False)
     name, rest, close = found["name"], found["rest"], bool(found["close"])
-    marked = found["mark"] == DSML
+    empty = bool(found["empty"])
+    marked = found["mark"] == DSML and not empty
     if name in _BLOCKS:
         return Tag("block", close, exact=marked and name == "tool_calls" and not rest)
     if name not in ("invoke", "parameter"):
@@ -61,6 +65,7 @@ def read_tag(text: str) -> Tag:
         exact=marked and bool(_EXACT[name].fullmatch(rest)),
         name=_unquoted(attribute[1]) if attribute else None,
         string=kind[1] == "true" if kind else None,
+        empty=empty,
     )
 
 

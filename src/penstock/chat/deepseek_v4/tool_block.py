@@ -75,6 +75,16 @@ class Block:
         """All that has been pushed, with what led to it and without `rest`."""
         return "".join(self._read) + self._buffer
 
+    @property
+    def unread(self) -> str:
+        """The end of `text` that has not become part of anything: of a block that has `failed`, the prose."""
+        return self._buffer
+
+    @property
+    def in_value(self) -> bool:
+        """What is pushed now is part of a value, unless it ends it."""
+        return self._value is not None
+
     def finished_calls(self) -> list[Event]:
         raw = "".join(self._read) if self._exact else None
         return [ToolCallFinished(index, replace(call, raw=raw)) for index, call in enumerate(self.calls)]
@@ -132,9 +142,18 @@ class Block:
         if not ended:
             self._add(value, self._take(at))
             return False
-        self._emit('"' if value.string else _as_json("".join(value.held)))
-        self._value, self._close_due = None, True
+        self._end_value(value)
+        self._close_due = True
         return True
+
+    def _end_value(self, value: _Value) -> None:
+        if value.string:
+            self._emit('"')
+        else:
+            text = "".join(value.held)
+            self._emit(json_text := _as_json(text))
+            self._exact = self._exact and json_text == text.strip()  # else it was no JSON
+        self._value = None
 
     def _ends_value(self, text: str, last: bool) -> bool | None:
         """Whether the closing tag that `text` begins with ends a value; None if that is not known yet."""
@@ -200,6 +219,8 @@ class Block:
                 self._exact = self._exact and self._opened and self._invoke is None
                 self._end_invoke(begin)
                 self._invoke = _Invoke(ToolCall(self._new_id(), name, ""), begin, len(self._leftover))
+                if tag.empty:
+                    self._end_invoke(self._length)
             case Tag("invoke", close=True) if self._invoke:
                 self._exact = self._exact and not close_due
                 self._end_invoke(self._length)
@@ -207,6 +228,8 @@ class Block:
                 self._invoke and name not in self._invoke.names
             ):
                 self._begin_value(self._invoke, name, tag.string)
+                if self._value and tag.empty:
+                    self._end_value(self._value)
             case Tag(close=True) if close_due:
                 pass
             case _:

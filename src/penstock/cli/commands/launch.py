@@ -17,6 +17,12 @@ from penstock.environment import API_KEY
 from penstock.errors import OptionError, PenstockError
 
 Client = StrEnum("Client", {name: name for name in SETUPS})  # type: ignore[misc]
+SERVER = "http://127.0.0.1:8080"
+Url = Annotated[str, typer.Option(help="Where the server listens.")]
+ModelName = Annotated[
+    str | None, typer.Option(help="What the model is called; otherwise the server is asked.")
+]
+ApiKey = Annotated[str | None, typer.Option(help="The server's key, if it has one.", envvar=API_KEY.name)]
 
 
 def launch_command(
@@ -24,13 +30,9 @@ def launch_command(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="For the client; after --.", show_default=False)
     ] = None,
-    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8080",
-    model: Annotated[
-        str | None, typer.Option(help="What the model is called; otherwise the server is asked.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="The server's key, if it has one.", envvar=API_KEY.name)
-    ] = None,
+    url: Url = SERVER,
+    model: ModelName = None,
+    api_key: ApiKey = None,
     write: Annotated[bool, typer.Option("--write", help="Put it into the client's own files.")] = False,
     run: Annotated[bool, typer.Option("--run", help="Start the client.")] = False,
 ) -> None:

@@ -7,24 +7,19 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.launch import Client
+from penstock.cli.commands.launch import SERVER, ApiKey, Client, ModelName, Url
 from penstock.clients.first_prompt import FIRST_PROMPTS, expected_wait, label
 from penstock.clients.first_question import ClientRun, read_ahead
 from penstock.clients.setups import SETUPS
 from penstock.clients.target import find
-from penstock.environment import API_KEY
 from penstock.errors import OptionError, PenstockError
 
 
 def warm_command(
     client: Annotated[Client, typer.Argument(help="Whose prompt it is.", show_default=False)],
-    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8080",
-    model: Annotated[
-        str | None, typer.Option(help="What the model is called; otherwise the server is asked.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="The server's key, if it has one.", envvar=API_KEY.name)
-    ] = None,
+    url: Url = SERVER,
+    model: ModelName = None,
+    api_key: ApiKey = None,
     headless: Annotated[
         bool,
         typer.Option("--headless", help="Run it without its screen; some clients have other prompts then."),
@@ -40,7 +35,7 @@ def warm_command(
     """
     first, folder = FIRST_PROMPTS[client], Path.cwd()
     if not first.once:
-        raise OptionError(f"{client} begins with nothing of its own: there is nothing to keep")
+        raise OptionError(f"{client} asks only what people ask on its page: it cannot be made to ask ahead")
     target = find(url, model, api_key)
     if not target.reached:
         raise PenstockError(f"nobody answers at {target.url}: start `penstock serve --kv-dir FOLDER` first")

@@ -7,24 +7,27 @@ runs what it is told, and a call that is cut off is no call.
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from penstock.chat.events import Done, Event, ReasoningDelta, TextDelta, ToolCallFinished
 from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
 from penstock.engine.sampling import Sampling
 from penstock.server.api.shared import (
     ALIASES,
+    NOT_READ,
     Body,
     Json,
     JsonObject,
     NamedEvents,
     Offer,
     Stops,
-    check_results,
+    known_tool,
     offer,
+    only_text,
     refusal,
     text_as,
     thinking_for,
@@ -65,16 +68,74 @@ class ToolUse(Body):
     input: JsonObject
 
 
-Texts = Annotated[list[Text], text_as("text")]
+Texts = Annotated[list[Annotated[Text, BeforeValidator(only_text)]], text_as("text")]
+
+
+class PlainText(Body):
+    type: Literal["text"]
+    data: str
+
+
+class Blocks(Body):
+    type: Literal["content"]
+    content: Texts
+
+
+def _readable(source: Any) -> Any:
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind in ("base64", "url", "file"):
+        raise PydanticCustomError("not_text", NOT_READ, {"kind": "documents other than plain text"})
+    return source
+
+
+class Citations(Body):
+    enabled: Literal[False] | None = None
+
+
+class Document(Body):
+    """A text, perhaps with a title and what it is about."""
+
+    type: Literal["document"]
+    source: Annotated[Annotated[PlainText | Blocks, Field(discriminator="type")], BeforeValidator(_readable)]
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+    @property
+    def text(self) -> str:
+        said = self.source.data if isinstance(self.source, PlainText) else _joined(self.source.content)
+        return "\n\n".join(part for part in (self.title, self.context, said) if part)
+
+
+class SearchResult(Body):
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join((self.title, self.source, _joined(self.content)))
+
+
+Told = Annotated[
+    Annotated[Text | Document | SearchResult, Field(discriminator="type")], BeforeValidator(only_text)
+]
 
 
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = Field(default_factory=list)
+    content: Annotated[list[Told], text_as("text")] = Field(default_factory=list)
 
 
-Block = Annotated[Text | Reasoning | Redacted | ToolUse | ToolResult, Field(discriminator="type")]
+Block = Annotated[
+    Annotated[
+        Text | Document | SearchResult | Reasoning | Redacted | ToolUse | ToolResult,
+        Field(discriminator="type"),
+    ],
+    BeforeValidator(only_text),
+]
 
 
 class Turn(Body):
@@ -114,7 +175,8 @@ class CountRequest(Body):
     model: str = ""
     messages: list[Turn] = Field(min_length=1)
     system: Texts | None = None
-    tools: list[Tool] | None = None
+    tools: list[Annotated[Tool, known_tool("custom")]] | None = None
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None  # this server calls no other
     tool_choice: ToolChoice | None = None
     thinking: ThinkingMode | None = None
     output_config: OutputConfig | None = None
@@ -123,7 +185,7 @@ class CountRequest(Body):
         messages = [Message(Role.SYSTEM, _joined(self.system))] if self.system else []
         for number, turn in enumerate(self.messages):
             messages += _messages(turn, f"messages.{number}")
-        check_results(messages, "messages")
+        self._check_results()
         if messages[-1].tool_calls:
             raise refusal("messages", "the last one calls tools, so their results must follow")
         form = self.output_config.format if self.output_config else None
@@ -137,6 +199,17 @@ class CountRequest(Body):
             schema_field="output_config.format.schema",
             parallel_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
         )
+
+    def _check_results(self) -> None:
+        """Every result must answer a call that was made before it."""
+        calls: set[str] = set()
+        for number, turn in enumerate(self.messages):
+            for place, block in enumerate(turn.content):
+                if isinstance(block, ToolUse):
+                    calls.add(block.id)
+                elif isinstance(block, ToolResult) and block.tool_use_id not in calls:
+                    field = f"messages.{number}.content.{place}.tool_use_id"
+                    raise refusal(field, f"{block.tool_use_id!r} answers no tool_use block before it")
 
     def rendering(self) -> dict[str, bool]:
         """An assistant's message at the end is the beginning of the answer."""
@@ -180,7 +253,7 @@ def _messages(turn: Turn, field: str) -> list[Message]:
     messages = []
     for number, block in enumerate(turn.content):
         match block:
-            case Text():
+            case Text() | Document() | SearchResult():
                 messages.append(Message(Role(turn.role), block.text))
             case ToolResult() if turn.role == "user":
                 result = "\n\n".join(part.text for part in block.content)
@@ -202,9 +275,9 @@ def _assistant(turn: Turn, field: str) -> Message:
                 reasoning.append(block.thinking)
             case ToolUse():
                 calls.append(ToolCall(call_id(block.id), block.name, json.dumps(block.input)))
-            case ToolResult():
+            case ToolResult() | Document() | SearchResult():
                 raise refusal(
-                    f"{field}.content.{number}", "a tool_result block is out of place in role assistant"
+                    f"{field}.content.{number}", f"a {block.type} block is out of place in role assistant"
                 )
             case Redacted():
                 pass
@@ -249,10 +322,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=None)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     service = service_of(request)
-    reply = await service.work.run(
-        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
-    )
-    return json_reply({"input_tokens": len(reply.prompt.ids)})
+    count = await service.work.run(lambda: service.driver.count(body.conversation(), **body.rendering()))
+    return json_reply({"input_tokens": count})
 
 
 class Answer(NamedEvents):

@@ -1,13 +1,16 @@
 """What llama.cpp's own clients ask for: health, properties, slots, tokens and prompts."""
 
 import asyncio
+import json
 import re
 import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 
 from penstock import __version__
@@ -17,7 +20,7 @@ from penstock.engine.session import Session
 from penstock.errors import SnapshotError
 from penstock.machine.private import private_folder
 from penstock.option import effective
-from penstock.server.api.openai_chat import ChatRequest
+from penstock.server.api.openai_chat_request import ChatRequest
 from penstock.server.api.shared import refusal
 from penstock.server.http.bodies import BodyRoute
 from penstock.server.http.errors import ApiError, llamacpp_envelope
@@ -25,6 +28,7 @@ from penstock.server.service import Service, service_of
 from penstock.tokenizer import Tokenizer
 
 PARKING: Final = 10.0  # seconds that a client who asks for it waits
+WRITTEN: Final = 4096  # tokens that are written as JSON at a time
 SLOT_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 CHAT_ABILITIES: Final = {
     "supports_string_content": True,
@@ -285,20 +289,44 @@ class DetokenizeBody(BaseModel):
     tokens: list[StrictInt]
 
 
-@router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeBody) -> dict[str, Any]:
+@router.post("/tokenize", response_model=None)
+async def tokenize(request: Request, body: TokenizeBody) -> Response:
+    """Sent as it is written: as JSON in memory, the tokens of a large text take fifty times its bytes."""
     service = service_of(request)
-    return await service.work.run(_tokens, service.engine.tokenizer, body)
+    tokenizer, with_pieces = service.engine.tokenizer, body.with_pieces
+    ids = await service.work.run(_tokens, tokenizer, body)
+
+    async def written() -> AsyncIterator[str]:
+        before = '{"tokens":['
+        for begin in range(0, len(ids), WRITTEN):
+            yield before + await service.work.run(
+                _write, tokenizer, ids[begin : begin + WRITTEN], with_pieces
+            )
+            before = ","
+        yield "]}" if ids else before + "]}"
+
+    if len(ids) <= WRITTEN:
+        return Response("".join([part async for part in written()]), media_type="application/json")
+    return StreamingResponse(written(), media_type="application/json")
 
 
-def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> dict[str, Any]:
-    ids = [tokenizer.bos_id] if body.add_special and tokenizer.bos_id is not None else []
+def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> "array[int]":
+    ids = array("i", [tokenizer.bos_id] if body.add_special and tokenizer.bos_id is not None else [])
     for part in [body.content] if isinstance(body.content, str) else body.content:
-        ids += tokenizer.encode(part, special=body.parse_special) if isinstance(part, str) else [part]
-    pieces = [_piece(tokenizer, token) for token in ids]  # refuses ids that the vocabulary does not have
-    if not body.with_pieces:
-        return {"tokens": ids}
-    return {"tokens": [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]}
+        if isinstance(part, str):
+            for some in tokenizer.encode_parts(part, special=body.parse_special):
+                ids.extend(some)
+        else:
+            tokenizer.token_bytes(part)  # refuses ids that the vocabulary does not have
+            ids.append(part)
+    return ids
+
+
+def _write(tokenizer: Tokenizer, ids: Sequence[int], with_pieces: bool) -> str:
+    if not with_pieces:
+        return ",".join(map(str, ids))
+    pieces = [{"id": token, "piece": _piece(tokenizer, token)} for token in ids]
+    return json.dumps(pieces, separators=(",", ":"))[1:-1]
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
@@ -321,7 +349,5 @@ async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt that /v1/chat/completions would make of the same request, for people to read: as text, a marker
     cannot be told from its spelling in a message."""
     service = service_of(request)
-    reply = await service.work.run(
-        lambda: service.driver.reply(body.conversation(), None, **body.rendering())
-    )
-    return {"prompt": reply.text}
+    prompt = await service.work.run(lambda: service.driver.render(body.conversation(), **body.rendering()))
+    return {"prompt": prompt.text}

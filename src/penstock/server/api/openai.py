@@ -107,14 +107,17 @@ class Choices(ABC, Generic[C, T]):
         return {**self._head(self.whole), "choices": found, **more}
 
     async def _stream(self) -> AsyncGenerator[str, None]:
-        """What happens; usage if asked for; the end of the stream."""
+        """What happens; usage if asked for; the end of the stream.  Timings stand in the last chunk only: clients
+        that add up what chunks tell (Open WebUI) would count twice."""
         head = self._head(self.chunk)
         async with aclosing(self._updates()) as updates:
             async for index, update in updates:
                 for delta, more in self.deltas(self.choices[index], update):
                     yield data({**head, "choices": [{"index": index, **delta}], **more})
         if self.body.wants_usage:
-            yield data({**head, "choices": [], "usage": usage_object(self._usages())})
+            usages = self._usages()
+            more = {"usage": usage_object(usages), "timings": timings(combined(usages))}
+            yield data({**head, "choices": [], **more})
         yield DONE
 
     def _updates(self) -> AsyncGenerator[tuple[int, T], None]:
@@ -127,7 +130,14 @@ class Choices(ABC, Generic[C, T]):
 
     def _head(self, kind: str) -> Json:
         name = self.service.settings.name  # not what the client calls it: this is who answers
-        return {"id": self._id, "object": kind, "created": self._created, "model": name}
+        same = f"fp_{self.service.engine.fingerprint[:12]}"
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": name,
+            "system_fingerprint": same,
+        }
 
 
 # There is one model; requests may call it what they like.
@@ -149,4 +159,23 @@ async def show_model(name: str, request: Request) -> Json:
 
 
 def _card(service: Service, name: str) -> Json:
-    return {"id": name, "object": "model", "created": service.created, "owned_by": "penstock"}
+    """OpenAI's four fields, and how much the model can read: under vLLM's name for it and in llama.cpp's `meta`."""
+    engine, config = service.engine, service.engine.config
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "penstock",
+        "root": service.settings.name,
+        "parent": None,
+        "max_model_len": engine.context,
+        "context_length": engine.context,
+        "meta": {
+            "n_ctx": engine.context,
+            "n_ctx_train": config.context_length,
+            "n_vocab": config.vocab_size,
+            "n_embd": config.hidden,
+            "n_params": service.model_size.parameters,
+            "size": service.model_size.bytes,
+        },
+    }

@@ -49,6 +49,14 @@ class CompletionRequest(SamplingFields):
         ids = [token for token in self.prompt if isinstance(token, int)]
         return [ids] if ids else [part for part in self.prompt if not isinstance(part, int)]
 
+    def read(self, engine: Engine, prompt: str | list[int]) -> "Prompt":
+        if not self.suffix:
+            return read_prompt(engine, prompt)
+        if not isinstance(prompt, str) or self.echo:
+            field, why = ("prompt", "tokens") if not isinstance(prompt, str) else ("echo", "a prompt")
+            raise refusal(field, f"{why} cannot go with a suffix: the two enclose what is written")
+        return Prompt(fill_in(engine, prompt, self.suffix), prompt, True)
+
 
 class Prompt(NamedTuple):
     """`bos`: the ids begin with a BOS that the client did not write."""
@@ -71,6 +79,18 @@ def read_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
     if not read.ids:
         raise refusal("prompt", "it is empty")
     return read
+
+
+def fill_in(engine: Engine, before: str, after: str, begun: str = "") -> list[int]:
+    """The prompt for what stands between two texts, as DeepSeek's models are taught it; `begun`: its beginning."""
+    tokenizer, room = engine.tokenizer, engine.context
+    marks = [tokenizer.token_id(f"<｜fim▁{name}｜>") for name in ("begin", "hole", "end")]
+    if None in marks:
+        raise refusal("suffix", "this model has no markers for text that is filled in")
+    begin, hole, end = (mark for mark in marks if mark is not None)
+    ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids += [begin, *tokenizer.encode(before, most=room), hole, *tokenizer.encode(after, most=room), end]
+    return [*ids, *tokenizer.encode(begun, most=room)]
 
 
 class TokenScore(NamedTuple):
@@ -168,13 +188,11 @@ def logprobs_object(tokenizer: Tokenizer, scored: Iterable[TokenScore]) -> Json:
 @router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     service = service_of(request)
-    if body.suffix:
-        raise refusal("suffix", "text cannot be filled in")
     if body.best_of not in (None, body.choices):
         raise refusal("best_of", "only as many as n are made")
 
     def prepare() -> list[TextChoice]:
-        prompts = [read_prompt(service.engine, prompt) for prompt in body.prompts()]
+        prompts = [body.read(service.engine, prompt) for prompt in body.prompts()]
         return [TextChoice(service, body, prompt, n) for prompt in prompts for n in range(body.choices)]
 
     choices = await service.work.run(prepare)

@@ -6,10 +6,11 @@ from contextlib import aclosing
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
 
 from penstock.chat.driver import Token
 from penstock.chat.events import Event
-from penstock.chat.messages import Message, Role, Thinking
+from penstock.chat.messages import Thinking
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
 from penstock.server.http.errors import ApiError
@@ -36,6 +37,10 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 TurnUpdates = AsyncGenerator[PrefillProgress | Token, None]
 Json = dict[str, Any]
 JsonObject = dict[str, JsonValue]
+Label = Annotated[str, Field(max_length=64)]
+Metadata = Annotated[dict[Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+UNKNOWN_TOOL: Final = "the tool '{kind}' does not exist here; this server knows tools of type {known}"
+NOT_READ: Final = "{kind} cannot be read: this model knows text only"
 
 
 class Body(BaseModel):
@@ -58,6 +63,36 @@ def thinking_for(effort: str | None, field: str, default: Thinking) -> Thinking:
     return EFFORTS[effort]
 
 
+# Parts of a message that are no text, under the names that APIs have for them.
+NOT_TEXT: Final = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "images"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "sounds"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "videos"),
+    **dict.fromkeys(("file", "input_file"), "files"),
+}
+
+
+def only_text(part: Any) -> Any:
+    """Refuses parts that are no text, in one sentence for all APIs."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in NOT_TEXT:
+        raise PydanticCustomError("not_text", NOT_READ, {"kind": NOT_TEXT[kind]})
+    return part
+
+
+def known_tool(*kinds: str) -> BeforeValidator:
+    """Refuses tools of any other type by name: they would be run by a server, and this one runs none."""
+
+    def check(tool: Any) -> Any:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            said = {"kind": kind[:64], "known": ", ".join(kinds)}
+            raise PydanticCustomError("unsupported_tool", UNKNOWN_TOOL, said)
+        return tool
+
+    return BeforeValidator(check)
+
+
 class Offer(NamedTuple):
     """The tools that the model is told of, which of them it may call (None: any), and whether it has to."""
 
@@ -78,15 +113,6 @@ def offer(tools: list[dict[str, Any]], choice: str, names: Collection[str] | Non
     if choice == "none":
         names = ()
     return Offer(tuple(tools), None if names is None else tuple(names), choice == "required")
-
-
-def check_results(messages: list[Message], field: str) -> None:
-    """Every result must answer a call that was made before it."""
-    calls: set[str | None] = set()
-    for message in messages:
-        calls |= {call.id for call in message.tool_calls}
-        if message.role is Role.TOOL and message.tool_call_id not in calls:
-            raise refusal(field, f"the result for {message.tool_call_id!r} answers no call before it")
 
 
 def refusal(field: str, why: str) -> ApiError:

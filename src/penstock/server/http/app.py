@@ -16,26 +16,37 @@ from penstock.errors import PenstockError
 from penstock.server.api import (
     anthropic,
     llamacpp,
+    llamacpp_completion,
     openai,
     openai_chat,
     openai_completions,
-    openai_responses,
 )
+from penstock.server.api.ollama import answer as ollama_answer
+from penstock.server.api.ollama import models as ollama_models
+from penstock.server.api.responses import routes as responses
 from penstock.server.http.connections import Connections, room_for_connections
-from penstock.server.http.errors import ApiError, api_error, respond
+from penstock.server.http.errors import ApiError, api_error, is_anthropic, respond
+from penstock.server.http.head import HeadMiddleware
+from penstock.server.http.invalid import first_fault, spelled
 from penstock.server.http.limits import AccessMiddleware, BodyLimitMiddleware
 from penstock.server.observe import dashboard, logs, metrics, request_trace
+from penstock.server.page import page
+from penstock.server.page.renderer import Renderer
 from penstock.server.service import Service
 
 ROUTERS: Final = [
     anthropic.router,
-    openai_responses.router,
+    responses.router,
     openai.router,
     openai_chat.router,
     openai_completions.router,
     llamacpp.router,
+    llamacpp_completion.router,
+    ollama_answer.router,
+    ollama_models.router,
     metrics.router,
     dashboard.router,
+    page.router,
 ]
 
 # For the description of the API.  "4XX" keeps FastAPI from naming its own 422, which nobody gets.
@@ -53,18 +64,25 @@ ERRORS: Final[dict[int | str, str]] = {
     504: "The request took too long.",
     "4XX": "The request is refused for another reason.",
 }
-STREAMS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+STREAMS: Final = {
+    "text/event-stream": (
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+        *("/completion", "/completions", "/infill"),
+    ),
+    "application/x-ndjson": ("/api/chat", "/api/generate", "/api/pull"),
+}
 
 
 def create_app(service: Service) -> FastAPI:
     """The application.  It starts and stops the service."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         try:
             yield
         finally:
+            app.state.renderer.close()
             await asyncio.to_thread(service.stop)  # answers that are being sent must be able to end
 
     app = FastAPI(
@@ -75,6 +93,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,  # a redirection goes to whatever `Host` says
     )
     app.state.service = service
+    app.state.renderer = Renderer()
     most = room_for_connections(service.settings.max_connections)
     app.state.connections = Connections(most, min(most, service.settings.max_connections_per_address))
     for router in ROUTERS:
@@ -98,8 +117,9 @@ def _describe_streams(app: FastAPI) -> None:
 
     def with_streams() -> dict[str, Any]:
         found = describe()
-        for path in STREAMS:
-            found["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
+        for kind, paths in STREAMS.items():
+            for path in paths:
+                found["paths"][path]["post"]["responses"]["200"]["content"][kind] = {}
         return found
 
     app.openapi = with_streams  # type: ignore[method-assign]
@@ -108,6 +128,7 @@ def _describe_streams(app: FastAPI) -> None:
 def _add_middleware(app: FastAPI, service: Service) -> None:
     """From the inside out: those that are added later also see what the others refuse."""
     settings = service.settings
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(
         BodyLimitMiddleware, most=service.max_body, seconds=settings.body_timeout, work=service.work
     )
@@ -130,7 +151,7 @@ async def _refused(request: Request, error: ApiError) -> Response:
 
 
 async def _failed(request: Request, error: PenstockError) -> Response:
-    return respond(request.url.path, api_error(error))
+    return respond(request.url.path, api_error(error, request.url.path))
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
@@ -138,9 +159,10 @@ async def _invalid(request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return respond(request.url.path, ApiError(400, "the body is not valid JSON", code="invalid_json"))
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{field or 'body'}: {first['msg']}"
-    return respond(request.url.path, ApiError(400, message, code="invalid_value", param=field or None))
+    path, (place, message, code) = request.url.path, first_fault(error.errors(), error.body)
+    field = spelled(place, dotted=is_anthropic(path))
+    wrong = ApiError(400, f"{field or 'body'}: {message}", code=code, param=field or None)
+    return respond(path, wrong)
 
 
 async def _http(request: Request, error: HTTPException) -> Response:

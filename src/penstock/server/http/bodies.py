@@ -1,6 +1,5 @@
 """Bodies become values: JSON is parsed and checked on threads for such work, after a look at how much is in it."""
 
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -10,12 +9,12 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from penstock.server.http.errors import ApiError
+from penstock.server.http.json_pieces import MAX_CONTAINERS, check_structure, parse
 from penstock.server.http.request_context import current_request
 from penstock.server.http.strangers import is_json
-from penstock.server.http.work import MAX_CONTAINERS
 from penstock.server.service import service_of
 
-FEW_CONTAINERS: Final = 1 << 13  # objects and lists that any request may have: checking one takes 20 µs
+FEW_CONTAINERS: Final = 1 << 13  # objects and lists that any request may have
 PARSED: Final = b"{}"  # stands for a body that nobody needs any more
 
 
@@ -55,37 +54,13 @@ async def _read(request: Request, field: Any) -> None:
 
 def _value(field: Any, body: bytes, context: int) -> Any:
     containers = min(max(FEW_CONTAINERS, context // 8), MAX_CONTAINERS)
-    check_structure(body, containers + 2 * context, containers)
+    values = check_structure(body, containers + 2 * context, containers)
     try:
-        parsed = json.loads(body)
+        parsed = parse(body, values)
     except (ValueError, RecursionError) as error:
         wrong = {"type": "json_invalid", "loc": ("body",), "msg": str(error), "input": {}}
         raise RequestValidationError([wrong]) from None
     value, errors = field.validate(parsed, {}, loc=("body",))
     if errors:
-        raise RequestValidationError(errors if isinstance(errors, list) else [errors])
+        raise RequestValidationError(errors if isinstance(errors, list) else [errors], body=parsed)
     return value
-
-
-def check_structure(body: bytes, most: int, most_containers: int = MAX_CONTAINERS) -> None:
-    """Refuses a body of too many values before they are made: an empty list has two bytes in JSON and sixty in
-    memory.
-
-    >>> check_structure(b'{"a": "[[[", "b": [1, 2]}', 4)
-    >>> check_structure(b"[1, 2, 3, 4]", 4)
-    Traceback (most recent call last):
-    penstock.server.http.errors.ApiError: the request has more than the 4 JSON values that are allowed
-    """
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') <= 4 * most:  # of a name and its value
-        outside = b"".join(bare.split(b'"')[::2])
-        containers = outside.count(b"[") + outside.count(b"{")
-        if containers > most_containers:
-            text = (
-                f"the request has more than the {most_containers:,} JSON objects and lists that are allowed"
-            )
-            raise ApiError(400, text, code="too_many_values")
-        if containers + outside.count(b",") <= most:
-            return
-    text = f"the request has more than the {most:,} JSON values that are allowed"
-    raise ApiError(400, text, code="too_many_values")

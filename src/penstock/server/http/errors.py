@@ -6,21 +6,37 @@ from typing import Any, Final
 
 from fastapi.responses import JSONResponse
 
-from penstock.errors import BusyError, ContextLengthError, OptionError, PenstockError, TokenError
+from penstock.errors import (
+    BusyError,
+    ContextLengthError,
+    OptionError,
+    PenstockError,
+    ShutdownError,
+    TokenError,
+)
 from penstock.server.http.request_context import current_request
 
-RETRY_AFTER: Final = "2"  # seconds
+RETRY_AFTER: Final = 2  # seconds
 FILES: Final = (".gguf", ".json", ".pack", ".safetensors")
 
 
 class ApiError(Exception):
-    """An answer other than success.  `code` is what a program looks at, `param` the field that is to blame."""
+    """An answer other than success.  `code` is what a program looks at, `param` the field that is to blame,
+    `retry_after` the seconds after which it may be another."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, **extra: Any
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int = RETRY_AFTER,
+        **extra: Any,
     ):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.extra = status, message, code, param, extra
+        self.retry_after = retry_after
 
     @property
     def kind(self) -> str:
@@ -28,18 +44,28 @@ class ApiError(Exception):
         return self.code or KINDS.get(self.status, "other")
 
 
-def api_error(error: PenstockError) -> ApiError:
+# What is too long for the context, in the words of the API that a path belongs to.
+PROMPTS: Final = {
+    "/v1/completions": "prompt",
+    "/completion": "prompt",
+    "/completions": "prompt",
+    "/infill": "input_prefix",
+    "/v1/responses": "input",
+    "/api/generate": "prompt",
+}
+
+
+def api_error(error: PenstockError, path: str = "") -> ApiError:
     """What an error of the engine is for a client.  Where the server's files are is none of a client's business: the
     log has what is left out here."""
     status, code = _status(error)
     message = _without_file(str(error))
-    if status == 503:
+    if code == "unavailable":
         logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
         if "/" in message:
             message = "the server cannot answer this now; its log says why"
-    return ApiError(
-        status, message, code=code, param="messages" if code == "context_length_exceeded" else None
-    )
+    too_long = code == "context_length_exceeded"
+    return ApiError(status, message, code=code, param=PROMPTS.get(path, "messages") if too_long else None)
 
 
 def kind_of(error: BaseException) -> str:
@@ -55,6 +81,8 @@ def _status(error: PenstockError) -> tuple[int, str]:
             return 400, "context_length_exceeded"
         case BusyError():
             return 429, "queue_full"
+        case ShutdownError():
+            return 503, "shutting_down"
         case OptionError() | TokenError():
             return 400, "invalid_value"
         case _:
@@ -89,7 +117,7 @@ KINDS: Final = {
 
 
 def openai_envelope(error: ApiError) -> dict[str, Any]:
-    kind = KINDS.get(error.status, "api_error")
+    kind = {404: "invalid_request_error"}.get(error.status, KINDS.get(error.status, "api_error"))
     return {
         "error": {
             "message": error.message,
@@ -111,12 +139,22 @@ def llamacpp_envelope(error: ApiError) -> dict[str, Any]:
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
+def ollama_envelope(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+def is_anthropic(path: str) -> bool:
+    return path.startswith("/v1/messages")
+
+
 def envelope(path: str, error: ApiError) -> dict[str, Any]:
     """The error in the words of the API that the path belongs to."""
-    if path.startswith("/v1/messages"):
+    if is_anthropic(path):
         return anthropic_envelope(error)
     if path.startswith("/v1/"):
         return openai_envelope(error)
+    if path.startswith("/api/"):
+        return ollama_envelope(error)
     return llamacpp_envelope(error)
 
 
@@ -125,7 +163,7 @@ def respond(path: str, error: ApiError) -> JSONResponse:
     context = current_request()
     if context is not None:
         context.error = error.kind
-    headers = {"Retry-After": RETRY_AFTER} if error.status in (429, 503) else {}
+    headers = {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else {}
     if error.status == 408:
         headers["Connection"] = "close"  # whatever still comes, nobody reads it
     return JSONResponse(envelope(path, error), error.status, headers)

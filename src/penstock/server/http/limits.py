@@ -1,9 +1,9 @@
 """Who may ask, and how much: API keys, and limits on the size and duration of what a client sends."""
 
 import asyncio
-import hmac
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any, Final
 
 import h11
@@ -14,15 +14,27 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock.errors import BusyError
 from penstock.server.http.connections import Connections
 from penstock.server.http.errors import ApiError, api_error, respond
+from penstock.server.http.keys import Key
 from penstock.server.http.request_context import current_request
 from penstock.server.http.strangers import refusal_of_stranger
 from penstock.server.http.work import Workers
-from penstock.server.observe import dashboard
+from penstock.server.page.page import ASSETS
 from penstock.server.service import Service
 
+PAGE: Final = "/dashboard/"  # what it asks for besides what clients do
 # Paths, and beginnings of paths that end with a slash.
-PUBLIC: Final = ("/health", "/v1/health", "/", dashboard.ASSETS)  # no key needed; the page asks for it
-WHILE_LOADING: Final = (*PUBLIC, "/dashboard/", "/metrics", "/props", "/v1/models", "/v1/models/")
+PUBLIC: Final = ("/health", "/v1/health", "/", ASSETS)  # no key needed; the page asks for it
+WHILE_LOADING: Final = (
+    *PUBLIC,
+    PAGE,
+    "/metrics",
+    "/props",
+    "/v1/models",
+    "/v1/models/",
+    "/api/version",
+    "/api/tags",
+    "/api/ps",
+)
 MAX_DIGITS: Final = 20  # of a number of bytes; Python reads no numbers of thousands of them
 MAX_HEAD: Final = 64 << 10  # bytes of all headers and the path
 HEADERS_TOO_LARGE: Final = 431
@@ -37,28 +49,36 @@ class AccessMiddleware:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(dashboard.ASSETS):
+        if scope["type"] == "http" and not scope["path"].startswith(ASSETS):
             scope["path"] = scope["path"].rstrip("/") or "/"
-        error = self._refusal(scope) if scope["type"] == "http" else None
-        if error is None:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
-        else:
+            return
+        key = self.service.keys.find(_sent_key(Headers(scope=scope)))
+        error = self._refusal(scope, key)
+        # The page has what is being answered rendered meanwhile.
+        limited = key if scope["method"] == "POST" and not scope["path"].startswith(PAGE) else None
+        if error is None and limited is not None:
+            error = limited.refusal()
+        if error is not None:
             await respond(scope["path"], error)(scope, receive, send)
+            return
+        with nullcontext() if limited is None else limited.in_use():
+            await self.app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, scope: Scope, key: Key | None) -> ApiError | None:
         settings, path, headers = self.service.settings, scope["path"], Headers(scope=scope)
         if head_bytes(scope) > MAX_HEAD:
             text = f"the request's headers have more than the {MAX_HEAD:,} bytes that are allowed"
             return ApiError(HEADERS_TOO_LARGE, text, code="headers_too_large")
         if (stranger := refusal_of_stranger(scope, headers, settings)) is not None:
             return stranger
-        key = _key_of(headers, settings.api_keys)
-        if settings.api_keys and not _among(path, PUBLIC) and key is None:
+        if self.service.keys and not _among(path, PUBLIC) and key is None:
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         context = current_request()
         if context is not None:
             address = (scope.get("client") or ("",))[0]
-            context.client = address if key is None else f"key {key}"
+            context.client, context.key = (address, None) if key is None else (f"key {key.name}", key)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > MAX_DIGITS or int(length) > self.service.max_body:
             text = f"the request has {length[:20]} bytes, {self.service.max_body:,} are allowed (--max-body)"
@@ -80,14 +100,10 @@ def head_bytes(scope: Scope) -> int:
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def _key_of(headers: Headers, keys: tuple[str, ...]) -> int | None:
-    """Which key a client has: as a bearer token (OpenAI) or in x-api-key (Anthropic); compared in constant time."""
-    given = headers.get("x-api-key", "")
+def _sent_key(headers: Headers) -> str:
+    """What a client has: a bearer token (OpenAI), or what it says in x-api-key (Anthropic)."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        given = token
-    good = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
-    return good.index(True) if any(good) else None
+    return token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 class BodyLimitMiddleware:
@@ -174,14 +190,20 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if not self._all.add(self):
+        if not self.all_connections.add(self):
             transport.write(TOO_MANY)
             transport.close()
             return
         self._start_timer()
 
     @property
-    def _all(self) -> Connections:
+    def patience(self) -> float:
+        """Seconds that a client may take to say what it wants; 0: any time."""
+        found: float = self.config.app.state.service.settings.body_timeout  # type: ignore[union-attr]
+        return found
+
+    @property
+    def all_connections(self) -> Connections:
         found: Connections = self.config.app.state.connections  # type: ignore[union-attr]
         return found
 
@@ -198,7 +220,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._all.used(self)
+        self.all_connections.used(self)
         if self.conn.their_state is h11.IDLE:  # perhaps the next request of a connection that was kept
             self._start_timer()
         super().data_received(data)
@@ -206,13 +228,13 @@ class LimitedProtocol(H11Protocol):
             self._stop_timer()
 
     def on_response_complete(self) -> None:
-        self._all.used(self)
+        self.all_connections.used(self)
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:  # a part of the next head
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.remove(self)
+        self.all_connections.remove(self)
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -237,9 +259,8 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     def _start_timer(self) -> None:
-        seconds = self.config.app.state.service.settings.body_timeout  # type: ignore[union-attr]
-        if seconds and self._timer is None:
-            self._timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+        if self.patience and self._timer is None:
+            self._timer = self.loop.call_later(self.patience, self.timeout_keep_alive_handler)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.server.usage import Usage
 
 if TYPE_CHECKING:
+    from penstock.server.http.keys import Key
     from penstock.server.http.work import Room
 
 VALID_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -19,7 +20,8 @@ CLIENT_LEFT: Final = 499  # the status that web servers note for clients who did
 @dataclass(slots=True)
 class RequestContext:
     """error: the kind of error that was answered; failed: it was the model's, and is counted already.  client: whose
-    turn it takes, a key's or an address's.  body_bytes: of its body, or that it may have; room: the memory for it."""
+    turn it takes, a key's or an address's; key: what opened the server to it.  body_bytes: of its body, or that it
+    may have; room: the memory for it."""
 
     id: str
     begun: float = field(default_factory=time.monotonic)
@@ -28,8 +30,14 @@ class RequestContext:
     failed: bool = False
     usages: list[Usage] = field(default_factory=list)
     client: str = ""
+    key: "Key | None" = None
     body_bytes: int = 0
     room: "Room | None" = None
+
+    @property
+    def owner(self) -> str:
+        """Whose things it may see; "" where there are no keys."""
+        return "" if self.key is None else self.key.owner
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)

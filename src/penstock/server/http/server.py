@@ -1,9 +1,11 @@
 """The application on a socket: uvicorn, from the first connection to an orderly end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -14,10 +16,12 @@ from penstock.errors import OptionError
 from penstock.server.http.app import create_app
 from penstock.server.http.connections import ACCEPTED
 from penstock.server.http.limits import MAX_HEAD, LimitedProtocol
+from penstock.server.http.tls import Certificate, tls_protocol
 from penstock.server.observe.logs import fields
 from penstock.server.service import Service
 
 BACKLOG: Final = 1024  # connections that the system keeps until they are accepted
+TURN: Final = 0.001  # seconds after which a busy thread lets the event loop run; Python's own five add up
 KEEP_ALIVE: Final = 65  # seconds between two requests of a connection: more than proxies leave
 
 
@@ -30,32 +34,34 @@ def listen(host: str, port: int) -> socket.socket:
         raise OptionError(f"cannot listen on {host} port {port}: {error}") from None
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     """Where a client finds the server.
 
     >>> address(listen("127.0.0.1", 8080))  # doctest: +SKIP
     'http://127.0.0.1:8080'
     """
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
     """Ends when it is told to, or if the model cannot be loaded.  Answers may go on for `farewell` seconds then;
-    those that are left end as any failed answer does.  `show_loading` is called with the engine's progress."""
+    those that are left end as any failed answer does.  `show_loading` is called with the engine's progress.  With a
+    certificate, it speaks HTTPS."""
 
     def __init__(
         self,
         service: Service,
         farewell: float,
         show_loading: Callable[[Loading | None], None] = lambda _: None,
+        certificate: Certificate | None = None,
     ):
-        self.service, self.farewell = service, farewell
+        self.service, self.farewell, self.certificate = service, farewell, certificate
         self._show_loading, self._state = show_loading, ""
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http=LimitedProtocol,
+                http=LimitedProtocol if certificate is None else tls_protocol(certificate),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -75,6 +81,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._state == "failed"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        sys.setswitchinterval(TURN)
+        gc.collect()
+        gc.freeze()  # what is here already stays, and need not be looked through again and again
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
@@ -83,6 +92,15 @@ class Server(uvicorn.Server):
         ending = asyncio.ensure_future(asyncio.to_thread(self.service.scheduler.stop, self.farewell))
         await super().shutdown(sockets)
         await ending
+
+    def _reload(self, *_: object) -> None:
+        """Keys and certificate as their files have them now.  What cannot be read stays as it was."""
+        for each in (self.service.keys, self.certificate):
+            if each is not None:
+                try:
+                    each.reload()
+                except OptionError as error:
+                    logging.getLogger(__name__).error("%s", error)
 
     def run_until_signal(self, listener: socket.socket) -> None:
         """Until SIGTERM or SIGINT.  Raises why there is no model, if that is the end."""
@@ -93,6 +111,7 @@ class Server(uvicorn.Server):
         # uvicorn raises the signal again once it is done; with this that is the orderly end that was asked for.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
+        signal.signal(signal.SIGHUP, self._reload)
         self.run(sockets=[listener])
         if self.service.scheduler.failure is not None:
             raise self.service.scheduler.failure

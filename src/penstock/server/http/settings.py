@@ -19,7 +19,10 @@ class Settings:
     """Checked on creation.  A new setting is one more field: see `penstock.engine.options`."""
 
     host: str = option(
-        "127.0.0.1", text(), "Address to listen on; beyond this machine only with a key.", **SERVER
+        "127.0.0.1",
+        text(),
+        "Address to listen on; beyond this machine only with a key, or --no-key.",
+        **SERVER,
     )
     port: int = option(8080, whole(0, 65535), "Port to listen on; 0 takes a free one.", **SERVER)
     name: str = option("deepseek-v4", text(), "What the model is called.", **SERVER)
@@ -31,6 +34,24 @@ class Settings:
         secret=True,
         **SERVER,
     )
+    api_key_file: Path | None = option(
+        None,
+        file(),
+        "A file of keys, one in each line: KEY, or NAME KEY [concurrency=N] [tokens_per_minute=N]; read again on "
+        "SIGHUP.",
+        unset="none",
+        **SERVER,
+    )
+    no_key: bool = option(
+        False,
+        switch(),
+        "Whoever can reach the server may use it: no key is needed beyond this machine.",
+        **SERVER,
+    )
+    tls_cert: Path | None = option(
+        None, file(), "Speak HTTPS with this certificate (PEM, with its chain).", unset="HTTP", **SERVER
+    )
+    tls_key: Path | None = option(None, file(), "The certificate's key (PEM).", unset="none", **SERVER)
     parallel: int = option(8, whole(1), "Requests answered at a time.", **SERVER)
     queue: int = option(64, whole(0), "Requests that may wait.", **SERVER)
     max_tokens: int = option(1 << 20, whole(1), "Most tokens of an answer, whatever is asked for.", **SERVER)
@@ -89,9 +110,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.host not in LOOPBACK and not self.api_keys:
+        keyed = bool(self.api_keys) or self.api_key_file is not None
+        if self.host not in LOOPBACK and not keyed and not self.no_key:
             raise OptionError(
-                f"--host {self.host} is open to others than this machine, so --api-key is needed as well"
+                f"--host {self.host} lets others than this machine in: --api-key or --api-key-file is needed, or "
+                "--no-key, with which whoever can reach the server may use it, watch it and erase its sessions"
             )
+        if keyed and self.no_key:
+            raise OptionError("--no-key lets everybody in, and a key keeps strangers out: choose one of them")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key: one needs the other")
         if self.max_body is not None and self.max_body < 1024:
             raise OptionError(f"max_body is {self.max_body!r}, expected 1KiB or more")

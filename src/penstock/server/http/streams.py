@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.server.http.errors import ApiError, api_error
+from penstock.server.http.request_context import current_request
 
 KEEP_ALIVE: Final = ":\n\n"  # a comment: clients skip it, proxies see traffic
 DONE: Final = "data: [DONE]\n\n"
@@ -41,13 +42,17 @@ def named_event(event: dict[str, Any]) -> str:
     return f"event: {event['type']}\ndata: {_ascii(event)}\n\n"
 
 
-def json_reply(body: dict[str, Any]) -> Response:
+def json_reply(body: dict[str, Any] | list[dict[str, Any]]) -> Response:
     return Response(_ascii(body), media_type="application/json")
 
 
-def _ascii(value: dict[str, Any]) -> str:
+def _ascii(value: dict[str, Any] | list[dict[str, Any]]) -> str:
     """Everything else is escaped: half of a surrogate pair, which JSON can name, has no UTF-8."""
     return json.dumps(value, separators=(",", ":"))
+
+
+def json_line(payload: dict[str, Any]) -> str:
+    return _ascii(payload) + "\n"
 
 
 class EventStream(StreamingResponse):
@@ -145,13 +150,22 @@ class EventStream(StreamingResponse):
             else:
                 break
         if self._error is not None:
-            yield self._failure(_for_client(self._error))
+            error, context = _for_client(self._error), current_request()
+            if context is not None:
+                context.error = error.kind  # for the log: the status has gone out long ago
+            yield self._failure(error)
 
     async def _close(self) -> None:
         self._reader.cancel()
         with suppress(asyncio.CancelledError):
             await self._reader
         await self._lines.aclose()
+
+
+class LineStream(EventStream):
+    """The same, as lines of JSON."""
+
+    media_type = "application/x-ndjson"
 
 
 def _for_client(error: Exception) -> ApiError:

@@ -1,13 +1,9 @@
-"""GET /: a page to talk to the model and to watch the engine, and the stream of numbers that the page shows.
-
-The page and its parts are for everybody; the numbers, like all that a client can ask for, need the key.
-"""
+"""The numbers about the engine that the page shows, as a stream."""
 
 import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator
-from importlib import resources
 from typing import Any, Final
 
 import numpy as np
@@ -16,22 +12,12 @@ from fastapi.responses import Response
 
 from penstock import __version__
 from penstock.machine.memory import resident_bytes
-from penstock.server.http.errors import ApiError, llamacpp_envelope
+from penstock.server.http.errors import llamacpp_envelope
 from penstock.server.http.streams import EventStream, data
 from penstock.server.observe.metrics import Totals, memory_by_tier
 from penstock.server.service import Service, service_of
 from penstock.storage.heat import ExpertMap
 
-ASSETS: Final = "/dashboard/assets/"
-KINDS: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}
-HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 EVERY: Final = 1.0  # seconds
 WARM: Final = 8.0  # heat below which even the hottest expert does not look hot
 PRESENT: Final = 0x80  # the bit of a byte of the map; the others are the heat
@@ -50,25 +36,6 @@ STORAGE: Final = (
 )
 
 router = APIRouter()
-
-
-@router.get("/", include_in_schema=False)
-def page() -> Response:
-    return _file("index.html")
-
-
-@router.get(ASSETS + "{name}", include_in_schema=False)
-def asset(name: str) -> Response:
-    return _file(name)
-
-
-def _file(name: str) -> Response:
-    """Of the package, never of anywhere else: only names that are listed there are opened."""
-    kind = KINDS.get(name[name.rfind(".") :])
-    for file in (resources.files("penstock.server.observe") / "static").iterdir():
-        if file.name == name and kind is not None:
-            return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
-    raise ApiError(404, f"there is no {name!r}", code="not_found")
 
 
 @router.get("/dashboard/events", include_in_schema=False)

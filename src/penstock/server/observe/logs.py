@@ -29,7 +29,7 @@ from penstock.server.http.settings import LOG_LEVELS
 from penstock.server.service import Follower, Service
 from penstock.server.usage import Usage, timings
 
-POLLED: Final = ("/health", "/v1/health", "/metrics")  # by machines, every few seconds
+POLLED: Final = ("/health", "/v1/health", "/metrics", "/dashboard/markdown")  # by programs, again and again
 KINDS: Final = 1000  # of lines that are told apart
 LONGEST: Final = 80  # characters of what a client sends
 CHATTY: Final = ("uvicorn", "asyncio")  # they tell what we tell ourselves

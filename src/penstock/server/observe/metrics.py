@@ -22,6 +22,7 @@ from penstock.engine.requests import Failed, Update
 from penstock.engine.steps import Step
 from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import ApiError, kind_of
+from penstock.server.http.keys import LIMITS
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
 from penstock.server.service import Follower, Service
 from penstock.server.usage import Usage
@@ -90,6 +91,7 @@ class StateSeries(Collector):
         yield from self._storage(self.service.engine.stats())
         yield from self._as_llamacpp()
         yield from self._memory()
+        yield from self._keys()
         yield from self._device(self.service.engine.stats().get("device"))
 
     def _device(self, stats: dict[str, Any] | None) -> Iterator[Metric]:
@@ -116,6 +118,34 @@ class StateSeries(Collector):
             yield GaugeMetricFamily("penstock_resident_bytes", "Bytes that the process really has.", resident)
         if (budget := self.service.engine.plan.budget) is not None:
             yield GaugeMetricFamily("penstock_budget_bytes", "Bytes that it may have.", budget)
+
+    def _keys(self) -> Iterator[Metric]:
+        """By the names of keys, never by the keys."""
+        keys = self.service.keys.all
+        if not keys:
+            return
+        requests = CounterMetricFamily(
+            "penstock_key_requests",
+            "Requests with a key, and those beyond its limits.",
+            labels=("key", "outcome"),
+        )
+        tokens = CounterMetricFamily(
+            "penstock_key_tokens", "Tokens read and written for a key.", labels=("key", "kind")
+        )
+        active = GaugeMetricFamily(
+            "penstock_key_active_requests", "Requests with a key that are being answered.", labels=("key",)
+        )
+        limits = GaugeMetricFamily("penstock_key_limit", "What a key may use.", labels=("key", "of"))
+        for key in keys:
+            requests.add_metric((key.name, "answered"), key.requests)
+            requests.add_metric((key.name, "refused"), key.refused)
+            tokens.add_metric((key.name, "read"), key.read)
+            tokens.add_metric((key.name, "generated"), key.generated)
+            active.add_metric((key.name,), key.active)
+            for of in LIMITS:
+                if (limit := getattr(key, of)) is not None:
+                    limits.add_metric((key.name, of), limit)
+        yield from (requests, tokens, active, limits)
 
     def _requests(self) -> Iterator[Metric]:
         scheduler, totals = self.service.scheduler, self.totals

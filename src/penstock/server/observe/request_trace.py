@@ -25,6 +25,7 @@ from penstock.engine.progress import PrefillProgress
 from penstock.engine.requests import Failed, Update
 from penstock.engine.steps import Step
 from penstock.errors import OptionError
+from penstock.server.http.keys import Keys
 from penstock.server.http.request_context import current_request
 from penstock.server.service import Follower, Service
 from penstock.server.usage import Usage, timings
@@ -84,7 +85,7 @@ def attach(app: FastAPI, service: Service) -> None:
     """Writes down what comes to the application from now on, if the settings say where."""
     path = service.settings.trace_requests
     if path is not None:
-        app.add_middleware(RequestTrace, file=TraceFile(path), keys=service.settings.api_keys)
+        app.add_middleware(RequestTrace, file=TraceFile(path), keys=service.keys)
         service.observers.append(_follow)
 
 
@@ -125,7 +126,7 @@ class TraceFile:
 class RequestTrace:
     """Around an application: what clients send to it by POST, and what they are answered."""
 
-    def __init__(self, app: ASGIApp, file: TraceFile, keys: tuple[str, ...]):
+    def __init__(self, app: ASGIApp, file: TraceFile, keys: Keys):
         self.app, self.file, self.keys = app, file, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,8 +163,8 @@ class RequestTrace:
     def _head(self, scope: Scope) -> dict[str, Any]:
         context = current_request()
         query = scope["query_string"].decode("latin-1")
-        for key in self.keys:
-            query = query.replace(key, "…")
+        for key in self.keys.all:
+            query = query.replace(key.secret, "…")
         headers = {
             name: "…" if any(word in name for word in SECRET) else value
             for name, value in Headers(scope=scope).items()

@@ -1,0 +1,1 @@
+"""The page that `GET /` shows: its files, and Markdown for it."""
