@@ -87,7 +87,7 @@ def test_the_session_is_as_if_there_had_been_no_drafts(plain: Engine, drafting: 
     sessions = [plain.session(), drafting.session()]
     for engine, session in zip((plain, drafting), sessions, strict=True):
         answer(engine, ASKED[1], DRAWN[4], session)
-    theirs, ours = (session.state.tensors() for session in sessions)
+    theirs, ours = (session.snapshot().state.tensors() for session in sessions)
     assert sessions[0].tokens == sessions[1].tokens
     assert sessions[0].max_rewind == sessions[1].max_rewind
     for name, rows in theirs.items():

@@ -170,6 +170,7 @@ class Engine:
     def _unload(self) -> None:
         """With the lock held."""
         if self._runner is not None:
+            self._runner.settle()
             self._runner.close()
             self._runner = None
             gc.collect()
@@ -446,6 +447,12 @@ class Engine:
             "mtp": self.checkpoint.has_mtp and chosen in ("auto", "mtp"),
         }
         return tuple(name for name, drafts in found.items() if drafts)
+
+    def settle(self, session: Session) -> None:
+        """Sees to it that all rows of a session's state are there, to be copied or saved."""
+        with self._lock:
+            if self._runner is not None and not self._closed:
+                self._runner.settle(session.state.slot)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -42,6 +42,9 @@ class Runner(ABC):
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         """See `Architecture.draft`."""
 
+    def settle(self, slot: int | None = None) -> None:
+        """See `Architecture.settle`."""
+
     @abstractmethod
     def announce(self, tokens: Sequence[int]) -> None:
         """These tokens will probably be in the next step."""
@@ -117,6 +120,9 @@ class LocalRunner(Runner):
         found = self.model.draft(slot, position, token, most, least)
         self.backend.check()
         return found
+
+    def settle(self, slot: int | None = None) -> None:
+        self.model.settle(slot)
 
     def announce(self, tokens: Sequence[int]) -> None:
         self.model.announce(np.array(tokens, np.int64))

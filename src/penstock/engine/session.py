@@ -74,6 +74,7 @@ class Session:
 
     def fork(self) -> "Session":
         """An independent session with the same past."""
+        self.engine.settle(self)
         copy = Session(self.engine, self.state.fork(), self._tokens)
         copy.last_logits = None if self.last_logits is None else self.last_logits.copy()
         return copy
@@ -85,6 +86,7 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
+        self.engine.settle(self)
         logits = None if self.last_logits is None else np.asarray(self.last_logits)
         return Snapshot(self._tokens, self.state, logits)
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array, Backend, Logits
-from penstock.backend.state import StateLayout, StatePool, Step
+from penstock.backend.state import DRAFTS, StateLayout, StatePool, Step
 from penstock.model.base import Architecture
 from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
-from penstock.model.deepseek_v4.state import DRAFT, DRAFTS, all_series, attention_state
+from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
 from penstock.storage.prefetch import GUESSED_ROWS
 from penstock.storage.store import ExpertStore
@@ -160,7 +160,10 @@ class DeepSeekV4(Architecture):
         streams, all_right = None, 1.0
         self.dense.enter(DRAFT)
         while len(found) < min(most, DRAFTS) and all_right >= least:
-            streams = self.draft_block.forward(slot, position + len(found), token, streams)
+            if streams is None:
+                streams = self.draft_block.forward(slot, position, token)
+            else:
+                streams = self.draft_block.again(slot, position + len(found), token, streams)
             logits = self.draft_block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
             row = np.asarray(logits)[0]
             token = int(row.argmax())
@@ -169,6 +172,12 @@ class DeepSeekV4(Architecture):
             found.append((token, chance))
         self.dense.leave(DRAFT)
         return found
+
+    def settle(self, slot: int | None = None) -> None:
+        if self.draft_block is not None:
+            self.dense.enter(DRAFT)
+            self.draft_block.settle(slot)
+            self.dense.leave(DRAFT)
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         for layer in self.layers:

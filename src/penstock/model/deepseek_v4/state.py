@@ -7,15 +7,13 @@ from penstock.backend.state import Series
 from penstock.weights.config import AttentionKind, LayerConfig, ModelConfig
 
 DRAFT = "mtp.0"
-DRAFTS = 4  # that the draft block may guess one after another
 
 
 def layer_series(
-    config: ModelConfig, layer: LayerConfig, block: str, kv_dtype: str, lag: int = 0, ahead: int = 0
+    config: ModelConfig, layer: LayerConfig, block: str, kv_dtype: str, lag: int = 0
 ) -> list[Series]:
     """The series of one layer, in the order of AttentionState's fields."""
-    window = Series(f"{block}.window", config.head_dim, kv_dtype, reach=config.window, lag=lag, ahead=ahead)
-    found = [window]
+    found = [Series(f"{block}.window", config.head_dim, kv_dtype, reach=config.window, lag=lag)]
     dims = {"compressor": config.head_dim, "indexer": config.index_dim}
     if layer.attention is AttentionKind.SLIDING:
         dims = {}
@@ -33,7 +31,7 @@ def layer_series(
 def draft_series(config: ModelConfig, kv_dtype: str) -> list[Series]:
     """The draft block's window, whose pair i needs token i + 1, and the trunk streams that its next pair needs."""
     streams = Series(f"{DRAFT}.streams", config.streams * config.hidden, "f32", reach=1)
-    return [*layer_series(config, config.mtp_layer, DRAFT, kv_dtype, lag=1, ahead=DRAFTS - 1), streams]
+    return [*layer_series(config, config.mtp_layer, DRAFT, kv_dtype, lag=1), streams]
 
 
 def all_series(config: ModelConfig, kv_dtype: str, layers: range, draft: bool) -> Iterator[Series]:
