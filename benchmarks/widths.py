@@ -4,7 +4,7 @@
     python -m benchmarks.widths --model FILE --rows 1,2,3,4,5 --rounds 200
 
 Rounds take widths in turn, so that whoever disturbs the machine disturbs all; medians count.  Of every step one token
-is kept, as if all drafts had been wrong.  The last column is a draft of the model's own draft block, where it has one.
+is kept, as if all drafts had been wrong.  The last column is a draft of the model's draft block, where it has one.
 """
 
 import argparse

@@ -44,6 +44,7 @@ class Runner(ABC):
 
     def settle(self, slot: int | None = None) -> None:
         """See `Architecture.settle`."""
+        return
 
     @abstractmethod
     def announce(self, tokens: Sequence[int]) -> None:

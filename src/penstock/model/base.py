@@ -69,6 +69,7 @@ class Architecture(ABC):
         """What the draft block guesses to follow `token`, each with its chance.  It ends where all of them
         together are less likely than `least`."""
 
+    @abstractmethod
     def settle(self, slot: int | None = None) -> None:
         """Makes rows that steps left for later: before a sequence's state is read, or (None) the weights leave."""
 

@@ -1,9 +1,9 @@
 """The multi-token-prediction block: from the trunk's last streams and the next token, the token after it.
 
 Pair i joins the trunk's streams of position i with token i + 1.  The block's own window must hold every recent pair
-before it can predict.  A prompt's pairs are added as the trunk goes along.  Those of a decoded token would take as long
-as a good part of a small layer, for nothing where nobody drafts: on a backend that can, they wait, and are added all
-at once when somebody does or when they have become many.
+before it can predict.  A prompt's pairs are added as the trunk goes along.  Those of a decoded token would take as
+long as a good part of a small layer, for nothing where nobody drafts: on a backend that can, they wait, and are added
+all at once when somebody does or when they have become many.
 """
 
 from collections.abc import Sequence
