@@ -11,10 +11,11 @@ from penstock.chat.messages import question
 from penstock.engine import speculation
 from penstock.engine.drafters import Draft, Drafter, NgramDrafter
 from penstock.engine.engine import Engine
-from penstock.engine.gate import Chances, RowCosts, best_depth
+from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
+from penstock.engine.speculation import Spent
 from penstock.engine.steps import Step
 from penstock.pocket import pocket_path
 from tests.engine.clients import Client, alone, finish
@@ -164,12 +165,12 @@ def test_bad_drafts_are_given_up(plain: Engine, monkeypatch: pytest.MonkeyPatch)
     assert answer(engine, ASKED[0], DRAWN[0]) == answer(plain, ASKED[0], DRAWN[0])
 
 
-def told_of(engine: Engine, seconds: Callable[[int], float]) -> Callable[[int, int, float], None]:
+def told_of(engine: Engine, seconds: Callable[[int], float]) -> Callable[[int, int, int, Spent], None]:
     """Steps take as long as a test says, whatever else runs on the machine."""
     shared = engine.speculation
     assert shared is not None
     told = shared.told
-    return lambda rows, tokens, _: told(rows, tokens, seconds(rows))
+    return lambda sequences, rows, tokens, _: told(sequences, rows, tokens, Spent(seconds(rows)))
 
 
 # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,14 +199,14 @@ def test_longer_matches_are_surer() -> None:
 
 
 @pytest.fixture
-def measured() -> RowCosts:
-    costs = RowCosts()
+def measured() -> StepCosts:
+    costs = StepCosts()
     for rows in (1, 2, 4) * 30:
         costs.told(rows, 0.9 + 0.1 * rows)
     return costs
 
 
-def test_the_deepest_that_pays(measured: RowCosts) -> None:
+def test_the_deepest_that_pays(measured: StepCosts) -> None:
     assert best_depth([1.0] * 4, 1, measured)[0] == 4
     assert best_depth([0.0] * 4, 1, measured) == (0, 1.0)
     assert best_depth([0.9, 0.05, 0.9], 1, measured)[0] == 1
@@ -213,7 +214,7 @@ def test_the_deepest_that_pays(measured: RowCosts) -> None:
     assert best_depth([0.5], 1, measured)[1] == pytest.approx(1.5 / 1.1)
 
 
-def test_a_step_that_others_disturbed_says_little(measured: RowCosts) -> None:
+def test_a_step_that_others_disturbed_says_little(measured: StepCosts) -> None:
     before = measured.at(2)
     measured.told(2, 50.0)
     assert measured.at(2) < 1.2 * before

@@ -24,7 +24,7 @@ from penstock.engine.progress import PrefillProgress, PrefillWatch
 from penstock.engine.runner import Loading, LocalRunner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
-from penstock.engine.speculation import Speculation, Speculator, verify
+from penstock.engine.speculation import Speculation, Speculator, Spent, verify
 from penstock.engine.steps import Generation, Step
 from penstock.errors import BudgetError, OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
@@ -40,6 +40,17 @@ from penstock.weights.config import ModelConfig
 
 Logits = NDArray[np.float32]
 LOGITS_SHARE: Final = 4  # logits of a step with few rows take a quarter at most of the memory for a full one
+
+
+class StepWatch:
+    """How long a step takes, from now on, and what it waits for."""
+
+    def __init__(self, engine: "Engine"):
+        self._engine, self._waits, self._begin = engine, engine.waits, time.perf_counter()
+
+    def spent(self) -> Spent:
+        seconds, (fetched, waited) = time.perf_counter() - self._begin, self._engine.waits
+        return Spent(seconds, max(0, fetched - self._waits[0]), max(0.0, waited - self._waits[1]))
 
 
 class Engine:
@@ -484,7 +495,13 @@ class Engine:
         steps = [generation.next(session.last_logits)]
         speculator = self.speculation.begin([*session.tokens, steps[0].token]) if self.speculation else None
         while True:
-            yield from steps
+            told = 0
+            try:
+                for step in steps:
+                    told += 1
+                    yield step
+            finally:
+                session.rewind(len(steps) - told)  # who stops listening has a session that ends there
             if steps[-1].finish_reason is not None:
                 return
             steps = self._decode(session, steps[-1].token, generation, speculator)
@@ -502,13 +519,18 @@ class Engine:
             steps.extend(verify(generation, ids, logits, position))
             return len(steps)
 
-        begin = time.perf_counter()
+        watch = StepWatch(self)
         self.advance([(session, ids, len(ids))], judge=judge)
         if speculator is not None:
             assert self.speculation is not None
-            self.speculation.told(len(ids), len(steps), time.perf_counter() - begin)
+            self.speculation.told(1, len(ids), len(steps), watch.spent())
             speculator.judged([step.token for step in steps])
         return steps
+
+    @property
+    def waits(self) -> tuple[int, float]:
+        """Since the weights were loaded: bytes of experts that had to come, and seconds of waiting for them."""
+        return (0, 0.0) if self._runner is None else self._runner.waits()
 
     def draft_room(self, rows: int, position: int) -> int:
         """Drafts that a step of so many rows could have besides, for a session that will be at `position` without

@@ -1,56 +1,105 @@
-"""How many drafts are worth a place in the next step: from how often such ones were right, and what rows cost."""
+"""How many drafts are worth a place in the next step: from how often such ones were right, and what rows cost.
 
+What rows cost is measured in two parts, because they follow different things.  Computing depends on the width of a
+step and, slowly, on the context and on who else uses the machine.  Waiting depends on the experts that the step has
+to fetch: more rows choose more experts, and how many of those are missing is a matter of the cache at the time.
+"""
+
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-FORGETS: Final = 0.97  # of what is known of costs, with every step
-WIDE: Final = 0.05  # spread of rows from which a slope can be told
-OUTLIER: Final = 3.0  # times what was expected: somebody else had the processor
+LATEST: Final = (
+    11  # steps of a width that tell what it costs: few, because things change; a median, because of others
+)
+FIRST: Final = 0.4  # of a row's share of a step, what another row costs before any was seen
+FORGETS: Final = 0.97  # of what is known of fetches, with every step
 RECENT: Final = 64.0  # drafts of a kind that its chance is remembered from
 DOUBT: Final = 4.0  # drafts of a kind for which the prior counts
 PRIOR: Final = 0.5
-GAIN: Final = 1.02  # below which it is not worth the risk
+GAIN: Final = 1.03  # below which it is not worth the risk
 
 
-class RowCosts:
-    """Seconds of a step by its rows: a straight line through those of late, whatever they wait for.
+class ComputeCosts:
+    """Seconds of computing by the rows of a step: the median of the latest steps with as many.
 
-    >>> costs = RowCosts()
-    >>> for rows in (1, 2, 3) * 20: costs.told(rows, 1.0 + 0.5 * rows)
-    >>> round(costs.at(1), 6), round(costs.at(4), 6)
+    >>> costs = ComputeCosts()
+    >>> for rows in (1, 2, 3) * 4: costs.told(rows, 1.0 + 0.5 * rows)
+    >>> costs.at(1), costs.at(4)
     (1.5, 3.0)
     """
 
     def __init__(self) -> None:
-        self._weight = self._rows = self._seconds = self._rows2 = self._product = 0.0
+        self._latest: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
 
     def told(self, rows: int, seconds: float) -> None:
-        if self._weight > 8 and self.known:
-            seconds = min(seconds, OUTLIER * self.at(rows))
-        sums = (self._weight, self._rows, self._seconds, self._rows2, self._product)
-        new = (1.0, rows, seconds, rows * rows, rows * seconds)
-        self._weight, self._rows, self._seconds, self._rows2, self._product = (
+        latest = self._latest.get(rows)
+        if latest is None:
+            latest = self._latest[rows] = deque(maxlen=LATEST)
+        latest.append(seconds)
+        self._medians[rows] = sorted(latest)[len(latest) // 2]
+
+    def at(self, rows: int) -> float:
+        """Of widths that were not seen: on a line through others.  A row more never costs less than nothing."""
+        known = self._medians
+        below = max((width for width in known if width <= rows), default=None)
+        if below is None:
+            least = min(known, default=None)
+            return 0.0 if least is None else known[least] / (1 + FIRST * (least - rows))
+        found, first = known[below], min(known)
+        if below > first:
+            found = max(found, known[first])
+        if below == rows:
+            return found
+        above = min((width for width in known if width > rows), default=None)
+        if above is not None:
+            return found + (rows - below) / (above - below) * max(0.0, known[above] - found)
+        slope = FIRST * found / below if below == first else (found - known[first]) / (below - first)
+        return found + slope * (rows - below)
+
+
+class FetchCosts:
+    """Bytes of experts that a step has to fetch by its rows, in the cache as it is of late, and how long a byte keeps
+    a step waiting.  Before steps of different widths were seen, a row is expected to fetch as much as the first."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._bytes = self._rows2 = self._product = self._seconds = 0.0
+
+    def told(self, rows: int, fetched: float, waited: float) -> None:
+        sums = (self._weight, self._rows, self._bytes, self._rows2, self._product, self._seconds)
+        new = (1.0, rows, fetched, rows * rows, rows * fetched, waited)
+        self._weight, self._rows, self._bytes, self._rows2, self._product, self._seconds = (
             FORGETS * old + each for old, each in zip(sums, new, strict=True)
         )
 
-    @property
-    def known(self) -> bool:
-        """Whether steps of different widths were seen."""
-        return self._weight > 0 and self._spread() > WIDE
-
-    def _spread(self) -> float:
-        mean = self._rows / self._weight
-        return self._rows2 / self._weight - mean * mean
+    def bytes_at(self, rows: int) -> float:
+        if not self._bytes:
+            return 0.0
+        mean, fetched = self._rows / self._weight, self._bytes / self._weight
+        spread = self._rows2 / self._weight - mean * mean
+        slope = fetched / mean
+        if spread > 0.05:
+            slope = max(0.0, (self._product / self._weight - mean * fetched) / spread)
+        return max(0.0, fetched + slope * (rows - mean))
 
     def at(self, rows: int) -> float:
-        """Only what has been seen is told apart: a row more never costs less."""
-        if not self._weight:
-            return 0.0
-        mean, seconds = self._rows / self._weight, self._seconds / self._weight
-        slope = 0.0
-        if self.known:
-            slope = max(0.0, (self._product / self._weight - mean * seconds) / self._spread())
-        return max(seconds + slope * (rows - mean), 0.05 * seconds)
+        """Seconds of waiting."""
+        return self.bytes_at(rows) * self._seconds / self._bytes if self._bytes else 0.0
+
+
+class StepCosts:
+    """Seconds of a step by its rows."""
+
+    def __init__(self) -> None:
+        self.compute, self.fetch = ComputeCosts(), FetchCosts()
+
+    def told(self, rows: int, seconds: float, fetched: float = 0.0, waited: float = 0.0) -> None:
+        self.compute.told(rows, max(seconds - waited, 1e-9))
+        self.fetch.told(rows, fetched, waited)
+
+    def at(self, rows: int) -> float:
+        return self.compute.at(rows) + self.fetch.at(rows)
 
 
 class Chances:
@@ -75,7 +124,7 @@ class Chances:
 
 
 def best_depth(
-    chances: Sequence[float], rows: int, costs: RowCosts, seconds_per_draft: float = 0.0
+    chances: Sequence[float], rows: int, costs: StepCosts, seconds_per_draft: float = 0.0
 ) -> tuple[int, float]:
     """How many drafts to add to a step of so many rows, and how many times as fast it then is.
 

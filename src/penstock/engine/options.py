@@ -105,7 +105,6 @@ class EngineOptions:
         "Who guesses tokens that a step then checks, several for little more than one costs: mtp, the model's draft "
         "block, which takes memory; ngram, what followed last time; auto: both, where they pay; off: nobody.  The "
         "text is the same.",
-        command_default="off",
         effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
     )

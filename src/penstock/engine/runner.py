@@ -42,9 +42,12 @@ class Runner(ABC):
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         """See `Architecture.draft`."""
 
-    def settle(self, slot: int | None = None) -> None:
+    def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
         """See `Architecture.settle`."""
-        return
+
+    def waits(self) -> tuple[int, float]:
+        """So far: bytes of experts that had to come, and seconds that steps waited for them."""
+        return 0, 0.0
 
     @abstractmethod
     def announce(self, tokens: Sequence[int]) -> None:
@@ -124,6 +127,9 @@ class LocalRunner(Runner):
 
     def settle(self, slot: int | None = None) -> None:
         self.model.settle(slot)
+
+    def waits(self) -> tuple[int, float]:
+        return self.storage.waits()
 
     def announce(self, tokens: Sequence[int]) -> None:
         self.model.announce(np.array(tokens, np.int64))

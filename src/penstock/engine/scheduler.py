@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.engine import Engine
+from penstock.engine.engine import Engine, StepWatch
 from penstock.engine.pace import Pace
 from penstock.engine.prefix_cache import MIN_PREFIX, Match, PrefixCache, common_length
 from penstock.engine.requests import (
@@ -40,7 +40,7 @@ from penstock.engine.requests import (
     Work,
 )
 from penstock.engine.scoring import score_prompt, score_rows
-from penstock.engine.speculation import verify
+from penstock.engine.speculation import Spent, verify
 from penstock.engine.steps import Step
 from penstock.errors import BusyError, ContextLengthError, PenstockError, ShutdownError
 
@@ -224,16 +224,16 @@ class Scheduler:
         work = self._choose()
         if not work:
             return
-        begin, self._told = time.perf_counter(), time.monotonic()
+        watch, self._told = StepWatch(self.engine), time.monotonic()
         try:
             found = self._run_step(work)
         except PenstockError as error:
             self._one_by_one(work, error)
             return
         scores = [score_prompt(part, logits) for part, logits in zip(work, found, strict=True)]
-        seconds = time.perf_counter() - begin
-        self.engine_seconds += seconds
-        self._measure(work, seconds)
+        spent = watch.spent()
+        self.engine_seconds += spent.seconds
+        self._measure(work, spent)
         self.steps += 1
         self.busy_rows += len(work)
         for part, logits in zip(work, found, strict=True):
@@ -407,14 +407,16 @@ class Scheduler:
         self._scored_last = not self._scored_last if len(kinds) == 2 else True in kinds
         return self._scored_last
 
-    def _measure(self, work: Sequence[Work], seconds: float) -> None:
+    def _measure(self, work: Sequence[Work], spent: Spent) -> None:
+        seconds = spent.seconds
         read = sum(len(part.ids) for part in work if part.slot.prefilling)
         if read == 0:
             self._pace.decoded(seconds)
             self._scoring_pace.decoded(seconds)
             if self.engine.speculation is not None:
                 tokens = sum(len(part.slot.verified) if part.drafts else 1 for part in work)
-                self.engine.speculation.told(sum(len(part.ids) for part in work), tokens, seconds)
+                rows = sum(len(part.ids) for part in work)
+                self.engine.speculation.told(len(work), rows, tokens, spent)
         elif all(part.slot.prefilling and not part.scores for part in work):
             self._read_tokens += read
             self._read_seconds += seconds

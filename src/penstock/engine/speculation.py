@@ -8,21 +8,37 @@ are the same token for token, whoever drafts: a draft that is wrong is never use
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.backend.state import DRAFTS
 from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
-from penstock.engine.gate import Chances, RowCosts, best_depth
+from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
 
-MOST: Final = {"mtp": 4, "ngram": 8}  # drafts at a time
-EXPLORED: Final = 64  # steps without drafts after which a few are tried all the same: things may have changed
-UNKNOWN: Final = 4  # likewise, while it is not known what a row costs
-TRIAL: Final = 2  # drafts then
+MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
+EXPLORED: Final = 64  # steps without a drafter after which it is tried all the same: things may have changed
+UNKNOWN: Final = 3  # likewise, while little is known of it
+ANCHORED: Final = 16  # steps with drafts in a row, then one without: what that costs must be known
 SLOWLY: Final = 0.05  # share of a new duration in the one to expect
+
+
+class Spent(NamedTuple):
+    """What a step took.  fetched, waited: bytes of experts that had to come, and seconds of waiting for them."""
+
+    seconds: float
+    fetched: float = 0.0
+    waited: float = 0.0
+
+
+class Tally:
+    """Drafts of one drafter that were tried, by their place after the certain token, and those that were right."""
+
+    def __init__(self, most: int) -> None:
+        self.drafted, self.accepted = [0] * most, [0] * most
 
 
 class Speculation:
@@ -30,36 +46,60 @@ class Speculation:
 
     def __init__(self, drafters: Sequence[str]):
         self.drafters = tuple(drafters)
-        self.costs, self.chances = RowCosts(), Chances()
+        self.costs, self.chances = StepCosts(), Chances()
         self.draft_seconds = dict.fromkeys(drafters, 0.0)  # of one draft
-        self.drafted = {name: [0] * MOST[name] for name in drafters}  # by place
-        self.accepted = {name: [0] * MOST[name] for name in drafters}
-        self.steps = self.drafting_steps = self.rows = self.tokens = 0
-        self.idle = 0  # steps since drafts were last tried
+        self.tallies = {name: Tally(MOST[name]) for name in drafters}
+        self.idle = dict.fromkeys(drafters, 0)  # steps since a drafter was last tried
+        self.trials = dict.fromkeys(drafters, 0)  # steps in which it was
+        self.in_a_row = 0  # steps with drafts
+        self.steps = self.drafting_steps = self.explored = self.tokens = 0
+        self.seconds = self.plain_seconds = (
+            0.0  # of all steps with drafting; what their tokens would have taken
+        )
+        self._drafting = 0.0  # seconds spent on drafts for the step to come
 
     def begin(self, tokens: Sequence[int]) -> "Speculator":
         """An answer that continues these tokens."""
         makers: dict[str, type[Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
         return Speculator(self, [makers[name]() for name in self.drafters], tokens)
 
-    def told(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step of nothing but answers: its rows, and the tokens that came of it."""
-        self.costs.told(rows, seconds)
+    def told(self, sequences: int, rows: int, tokens: int, spent: Spent) -> None:
+        """A step of nothing but answers: how many, its rows, and the tokens that came of it."""
+        self.costs.told(rows, *spent)
         self.steps += 1
-        self.rows += rows
         self.tokens += tokens
+        self.seconds += spent.seconds + self._drafting
+        self.plain_seconds += (
+            tokens / sequences * self.costs.at(sequences) if rows > sequences else spent.seconds
+        )
+        self._drafting = 0.0
+        self.in_a_row = self.in_a_row + 1 if rows > sequences else 0
+
+    def asked(self, drafter: str, drafts: int, seconds: float) -> None:
+        """A drafter took so long."""
+        self._drafting += seconds
+        known, each = self.draft_seconds[drafter], seconds / max(1, drafts)
+        self.draft_seconds[drafter] = known + SLOWLY * (min(each, 3 * known) - known) if known else each
+
+    def explores(self, drafter: str) -> bool:
+        """Whether it is time to try a drafter that does not promise a gain."""
+        return self.idle[drafter] >= (EXPLORED if self.trials[drafter] > UNKNOWN else UNKNOWN)
 
     def stats(self) -> dict[str, Any]:
-        plain, wide = self.costs.at(1), self.costs.at(2)
+        costs = self.costs
         return {
             "drafters": list(self.drafters),
             "steps": self.steps,
             "steps_with_drafts": self.drafting_steps,
+            "steps_to_explore": self.explored,
             "tokens": self.tokens,
-            "drafted": {name: list(counts) for name, counts in self.drafted.items()},
-            "accepted": {name: list(counts) for name, counts in self.accepted.items()},
-            "step_seconds": plain,
-            "row_seconds": wide - plain,
+            "drafted": {name: list(tally.drafted) for name, tally in self.tallies.items()},
+            "accepted": {name: list(tally.accepted) for name, tally in self.tallies.items()},
+            "gain": self.plain_seconds / self.seconds if self.seconds else 1.0,
+            "saved_seconds": self.plain_seconds - self.seconds,
+            "step_seconds": costs.at(1),
+            "row_seconds": costs.at(2) - costs.at(1),
+            "row_fetched_bytes": costs.fetch.bytes_at(2) - costs.fetch.bytes_at(1),
             "draft_seconds": dict(self.draft_seconds),
         }
 
@@ -70,6 +110,7 @@ class Speculator:
     def __init__(self, shared: Speculation, drafters: Sequence[Drafter], tokens: Sequence[int]):
         self._shared, self._drafters = shared, drafters
         self._pending: tuple[str, list[Draft]] = ("", [])
+        self.drafted = self.accepted = 0
         self.push(tokens)
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -79,47 +120,64 @@ class Speculator:
     def propose(self, session: Session, token: int, rows: int, room: int) -> list[int]:
         """Drafts after `token` that are worth a place in a step which has so many rows without them.  room: how many
         more it could have."""
+        drafter, drafts = self._chosen(session, token, rows, min(room, DRAFTS))
+        self._pending = (drafter, drafts)
+        return [draft.token for draft in drafts]
+
+    def _chosen(self, session: Session, token: int, rows: int, room: int) -> tuple[str, list[Draft]]:
         shared = self._shared
-        shared.idle += 1
-        explores = shared.idle >= (EXPLORED if shared.costs.known else UNKNOWN)
-        best: tuple[float, Drafter | None, list[Draft], int] = (1.0, None, [], 0)
+        if shared.in_a_row >= ANCHORED:
+            shared.in_a_row = 0
+            return "", []
+        best: tuple[float, Drafter, list[Draft], int] | None = None
         for drafter in self._drafters:
-            most = min(MOST[drafter.name], room)
+            name, most = drafter.name, min(MOST[drafter.name], room)
             drafts: list[Draft] = []
             if drafter.free:
                 drafts = drafter.propose(session, token, most, 0.0)
                 most = len(drafts)
+            if not most:
+                continue
+            shared.idle[name] += 1
+            if shared.explores(name):
+                return self._explore(drafter, drafts, session, token)
             chances = self._chances(drafter, drafts, most)
-            depth, gain = best_depth(chances, rows, shared.costs, shared.draft_seconds[drafter.name])
-            if explores and best[1] is None and most:
-                best = (1.0, drafter, drafts, min(TRIAL, most))
-            elif depth and gain > best[0]:
+            depth, gain = best_depth(chances, rows, shared.costs, shared.draft_seconds[name])
+            if depth and (best is None or gain > best[0]):
                 best = (gain, drafter, drafts, depth)
+        if best is None:
+            return "", []
         _, chosen, drafts, depth = best
-        if chosen is None:
-            self._pending = ("", [])
-            return []
         if not chosen.free:
-            drafts = self._ask(chosen, session, token, rows, depth, explores)
+            drafts = self._ask(chosen, session, token, rows, depth)
             depth = len(drafts)
-        shared.idle = 0
-        self._pending = (chosen.name, drafts[:depth])
-        return [draft.token for draft in drafts[:depth]]
+        self._tried(chosen)
+        return chosen.name, drafts[:depth]
 
-    def _ask(
-        self, drafter: Drafter, session: Session, token: int, rows: int, depth: int, explores: bool
-    ) -> list[Draft]:
+    def _tried(self, drafter: Drafter) -> None:
+        self._shared.idle[drafter.name] = 0
+        self._shared.trials[drafter.name] += 1
+
+    def _explore(
+        self, drafter: Drafter, drafts: list[Draft], session: Session, token: int
+    ) -> tuple[str, list[Draft]]:
+        """A single draft tells whether it is worth more."""
+        if not drafter.free:
+            session.engine.settle(session)  # what has waited since the last time is not this draft's cost
+            begin = time.perf_counter()
+            drafts = drafter.propose(session, token, 1, 0.0)
+            self._shared.asked(drafter.name, len(drafts), time.perf_counter() - begin)
+        self._tried(drafter)
+        self._shared.explored += 1
+        return drafter.name, drafts[:1]
+
+    def _ask(self, drafter: Drafter, session: Session, token: int, rows: int, depth: int) -> list[Draft]:
         """Drafts that cost time; those that turn out to be unlikely are left out."""
         shared, begin = self._shared, time.perf_counter()
         row = shared.costs.at(rows + 1) - shared.costs.at(rows)
         each = shared.costs.at(rows) / rows  # what a token costs otherwise
-        least = 0.0 if explores or not each else row / each
-        drafts = drafter.propose(session, token, depth, least)
-        seconds = (time.perf_counter() - begin) / max(1, len(drafts))
-        known = shared.draft_seconds[drafter.name]
-        shared.draft_seconds[drafter.name] = known + SLOWLY * (seconds - known) if known else seconds
-        if explores:
-            return drafts
+        drafts = drafter.propose(session, token, depth, row / each if each else 0.0)
+        shared.asked(drafter.name, len(drafts), time.perf_counter() - begin)
         # What they cost is spent by now.
         keep, _ = best_depth(self._chances(drafter, drafts, len(drafts)), rows, shared.costs)
         return drafts[:keep]
@@ -134,12 +192,15 @@ class Speculator:
         shared = self._shared
         if drafts:
             shared.drafting_steps += 1
+            self.drafted += len(drafts)
         for place, draft in enumerate(drafts):
-            shared.drafted[name][place] += 1
+            tally = shared.tallies[name]
+            tally.drafted[place] += 1
             if place < len(tokens):  # those after a wrong one were never looked at
                 right = draft.token == tokens[place]
                 shared.chances.told(name, place, draft.sure, right)
-                shared.accepted[name][place] += right
+                tally.accepted[place] += right
+                self.accepted += right
         self._pending = ("", [])
         self.push(tokens)
 

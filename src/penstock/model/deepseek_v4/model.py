@@ -160,6 +160,7 @@ class DeepSeekV4(Architecture):
         streams, all_right = None, 1.0
         self.dense.enter(DRAFT)
         while len(found) < min(most, DRAFTS) and all_right >= least:
+            self.announce(np.array([token]))  # hash layers' experts can come meanwhile
             if streams is None:
                 streams = self.draft_block.forward(slot, position, token)
             else:
