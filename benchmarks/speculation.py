@@ -65,7 +65,7 @@ def prompts(engine: Engine, kind: str) -> list[list[int]]:
     if kind != "tools":
         return [driver.reply(question(text)).prompt.ids for text in ASKED[kind]]
     found, chance = [], Random(3)
-    for skill in ("tools", "objects") * PROBLEMS:
+    for skill in ("tools", "json") * PROBLEMS:
         asked = driver.reply(problem(skill, chance, thinking=Thinking.OFF).conversation).prompt.ids
         said = [step.token for step in engine.generate(asked, 200, sampling(kind))]
         found.append([*asked, *said, *asked])

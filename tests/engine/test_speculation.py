@@ -1,13 +1,13 @@
 """Drafts change how many steps an answer takes, and nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.chat.driver import ChatDriver
-from penstock.chat.messages import question
+from penstock.chat.messages import Conversation, Message, Role, question
 from penstock.engine import speculation
 from penstock.engine.drafters import Draft, Drafter, NgramDrafter
 from penstock.engine.engine import Engine
@@ -237,3 +237,65 @@ def test_options_say_who_drafts() -> None:
         engine = Engine(pocket_path(), draft=draft, load=False)
         found[draft] = engine.drafters
     assert found == {"off": (), "ngram": ("ngram",), "mtp": ("mtp",), "auto": ("ngram", "mtp")}
+
+
+def test_what_rows_fetch_counts() -> None:
+    """Before wide steps were seen a row is expected to fetch what the first does; then what it really does."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.told(1, 3.0, fetched=100.0, waited=2.0)
+    assert costs.at(2) - costs.at(1) > 2.0
+    assert best_depth([0.6], 1, costs)[0] == 0
+    for rows in (1, 2, 3) * 60:  # all in the cache by now, but for the first row's
+        costs.told(rows, 3.0 + 0.1 * (rows - 1), fetched=100.0, waited=2.0)
+    assert costs.fetch.bytes_at(2) == pytest.approx(costs.fetch.bytes_at(1), rel=0.01)
+    assert best_depth([0.6], 1, costs)[0] == 1
+
+
+def test_who_stops_listening_has_a_session_that_ends_there(plain: Engine, drafting: Engine) -> None:
+    for count in range(1, 12):
+        sessions = []
+        for engine in (plain, drafting):
+            session = engine.session()
+            steps = engine.generate(prompt(engine, ASKED[1]), 60, DRAWN[0], session)
+            said = [next(steps).token for _ in range(count)]
+            assert isinstance(steps, Generator)
+            steps.close()
+            sessions.append((session.tokens, said))
+        assert sessions[0] == sessions[1]
+
+
+def test_drafts_do_not_change_how_often_a_token_is_drawn(plain: Engine) -> None:
+    """Of many seeds, as often as its probability says, though the likeliest token is always the draft."""
+    session, draws = plain.session(), 3000
+    asked = ChatDriver(plain).reply(question(ASKED[1])).prompt.ids
+    row = np.asarray(session.feed([*asked, SAID[ASKED[1]][0]]), np.float32)
+    weights = np.exp(row.astype(np.float64) / 1.5)
+    expected = weights / weights.sum()
+    draft, counts = int(expected.argmax()), np.zeros(len(expected))
+    for seed in range(draws):
+        generation = plain.generation(session, asked, 3, Sampling(temperature=1.5, seed=seed))
+        steps = list(speculation.verify(generation, [7, draft], np.stack([row, row]), session.position))
+        assert len(steps) == 1 + (steps[0].token == draft)
+        counts[steps[0].token] += 1
+    for token in np.argsort(-expected)[:5]:
+        deviation = np.sqrt(draws * expected[token] * (1 - expected[token]))
+        assert abs(counts[token] - draws * expected[token]) < 4.5 * deviation + 1
+
+
+def test_a_grammar_holds_drafts_too(plain: Engine, drafting: Engine) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    asked = Conversation(
+        (Message(Role.SYSTEM, ""), Message(Role.USER, "Give me JSON with the key name and the value fox.")),
+        response_schema=schema,
+    )
+    found = []
+    for engine in (plain, drafting):
+        reply = ChatDriver(engine).reply(asked)
+        scheduler = Scheduler(engine, parallel=1)
+        client = Client([*reply.prompt.ids, *reply.prompt.ids], 40, temperature=0.0)
+        client.request.constraint = reply.constraint()
+        scheduler.submit(client.request)
+        finish(scheduler)
+        found.append(client.tokens)
+    assert found[0] == found[1]

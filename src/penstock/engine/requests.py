@@ -72,6 +72,8 @@ class Request:
     cancelled: threading.Event = field(default_factory=threading.Event)
     generation: Generation | None = None  # from when it is accepted, unless it generates nothing
     preempted: list[int] | None = None  # all its tokens when it lost its slot
+    drafted: int = 0  # tokens that were guessed for its answer
+    accepted: int = 0  # and were right
     scored: int = 0  # tokens of the prompt whose successors are scored
     waits_for: "PrefixWait | None" = None
 

@@ -464,7 +464,9 @@ class Scheduler:
     def _advance_by(self, slot: Slot, steps: Sequence[Step], failure: PenstockError | None) -> None:
         """An answer goes on by some tokens, or ends with them."""
         if slot.speculator is not None:
-            slot.speculator.judged([step.token for step in steps])
+            drafted, accepted = slot.speculator.judged([step.token for step in steps])
+            slot.request.drafted += drafted
+            slot.request.accepted += accepted
         for step in steps:
             slot.pending = [step.token]
             if step.finish_reason is not None:

@@ -110,7 +110,6 @@ class Speculator:
     def __init__(self, shared: Speculation, drafters: Sequence[Drafter], tokens: Sequence[int]):
         self._shared, self._drafters = shared, drafters
         self._pending: tuple[str, list[Draft]] = ("", [])
-        self.drafted = self.accepted = 0
         self.push(tokens)
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -186,13 +185,12 @@ class Speculator:
         sure = [draft.sure for draft in drafts] or [-1] * most
         return [self._shared.chances.of(drafter.name, place, each) for place, each in enumerate(sure)]
 
-    def judged(self, tokens: Sequence[int]) -> None:
-        """What the step really gave: drafts that were right, and the token after them."""
+    def judged(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """What the step really gave: drafts that were right, and the token after them.  Says how many drafts there
+        were, and how many of them were right."""
         name, drafts = self._pending
-        shared = self._shared
-        if drafts:
-            shared.drafting_steps += 1
-            self.drafted += len(drafts)
+        shared, accepted = self._shared, 0
+        shared.drafting_steps += bool(drafts)
         for place, draft in enumerate(drafts):
             tally = shared.tallies[name]
             tally.drafted[place] += 1
@@ -200,9 +198,10 @@ class Speculator:
                 right = draft.token == tokens[place]
                 shared.chances.told(name, place, draft.sure, right)
                 tally.accepted[place] += right
-                self.accepted += right
+                accepted += right
         self._pending = ("", [])
         self.push(tokens)
+        return len(drafts), accepted
 
 
 def verify(
