@@ -67,6 +67,8 @@ class FetchCosts:
         self._weight = self._rows = self._bytes = self._rows2 = self._product = self._seconds = 0.0
 
     def told(self, rows: int, fetched: float, waited: float) -> None:
+        if not fetched and not self._bytes:
+            return
         sums = (self._weight, self._rows, self._bytes, self._rows2, self._product, self._seconds)
         new = (1.0, rows, fetched, rows * rows, rows * fetched, waited)
         self._weight, self._rows, self._bytes, self._rows2, self._product, self._seconds = (

@@ -21,7 +21,9 @@ from penstock.engine.steps import Generation, Step
 
 MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
 EXPLORED: Final = 64  # steps without a drafter after which it is tried all the same: things may have changed
+LONGEST: Final = 1024  # likewise, after it was tried again and again: each time it waits for twice as long
 UNKNOWN: Final = 3  # likewise, while little is known of it
+RESTS: Final = 8  # steps for which a drafter that does not promise a gain is not even considered
 ANCHORED: Final = 16  # steps with drafts in a row, then one without: what that costs must be known
 SLOWLY: Final = 0.05  # share of a new duration in the one to expect
 
@@ -51,6 +53,7 @@ class Speculation:
         self.tallies = {name: Tally(MOST[name]) for name in drafters}
         self.idle = dict.fromkeys(drafters, 0)  # steps since a drafter was last tried
         self.trials = dict.fromkeys(drafters, 0)  # steps in which it was
+        self.patience = dict.fromkeys(drafters, EXPLORED)
         self.in_a_row = 0  # steps with drafts
         self.steps = self.drafting_steps = self.explored = self.tokens = 0
         self.seconds = self.plain_seconds = (
@@ -83,7 +86,12 @@ class Speculation:
 
     def explores(self, drafter: str) -> bool:
         """Whether it is time to try a drafter that does not promise a gain."""
-        return self.idle[drafter] >= (EXPLORED if self.trials[drafter] > UNKNOWN else UNKNOWN)
+        if self.trials[drafter] <= UNKNOWN:
+            return self.idle[drafter] >= UNKNOWN
+        if self.idle[drafter] < self.patience[drafter]:
+            return False
+        self.patience[drafter] = min(2 * self.patience[drafter], LONGEST)
+        return True
 
     def stats(self) -> dict[str, Any]:
         costs = self.costs
@@ -140,6 +148,8 @@ class Speculator:
             shared.idle[name] += 1
             if shared.explores(name):
                 return self._explore(drafter, drafts, session, token)
+            if not drafter.free and shared.idle[name] % RESTS > 1:
+                continue
             chances = self._chances(drafter, drafts, most)
             depth, gain = best_depth(chances, rows, shared.costs, shared.draft_seconds[name])
             if depth and (best is None or gain > best[0]):
@@ -147,6 +157,7 @@ class Speculator:
         if best is None:
             return "", []
         _, chosen, drafts, depth = best
+        shared.patience[chosen.name] = EXPLORED
         if not chosen.free:
             drafts = self._ask(chosen, session, token, rows, depth)
             depth = len(drafts)
@@ -172,7 +183,10 @@ class Speculator:
 
     def _ask(self, drafter: Drafter, session: Session, token: int, rows: int, depth: int) -> list[Draft]:
         """Drafts that cost time; those that turn out to be unlikely are left out."""
-        shared, begin = self._shared, time.perf_counter()
+        shared = self._shared
+        if shared.idle[drafter.name] > RESTS:
+            session.engine.settle(session)
+        begin = time.perf_counter()
         row = shared.costs.at(rows + 1) - shared.costs.at(rows)
         each = shared.costs.at(rows) / rows  # what a token costs otherwise
         drafts = drafter.propose(session, token, depth, row / each if each else 0.0)
