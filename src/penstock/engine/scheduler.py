@@ -229,13 +229,15 @@ class Scheduler:
             self._one_by_one(work, error)
             return
         scores = [score_prompt(part, logits) for part, logits in zip(work, found, strict=True)]
+        for part, logits in zip(work, found, strict=True):
+            self._start(part, logits)
+        self._run_ahead(work)
+        self._settle(work)
         seconds = time.perf_counter() - begin
         self.engine_seconds += seconds
         self._measure(work, seconds)
         self.steps += 1
         self.busy_rows += len(work)
-        for part, logits in zip(work, found, strict=True):
-            self._start(part, logits)
         for part, logits, scored in zip(work, found, scores, strict=True):
             self._advance(part, logits, scored)
 
@@ -354,6 +356,8 @@ class Scheduler:
         """Which slots advance by which tokens."""
         decoding = [Work(slot, slot.pending, True) for slot in self._slots if not slot.prefilling]
         work = decoding[: self.engine.plan.chunk]
+        if work and self.engine.has_begun([part.slot.session for part in work]):
+            return work  # without those who have come since; they take part in the next one
         room = self.engine.plan.chunk - len(work)
         scoring = self._scores_next()
         if scoring:
@@ -391,6 +395,20 @@ class Scheduler:
         if slot.generation is not None and logits is not None and len(slot.pending) == len(work.ids):
             with suppress(PenstockError):  # said again when the token is asked for
                 slot.generation.start(logits[-1])
+
+    def _run_ahead(self, work: Sequence[Work]) -> None:
+        """If nobody else will take part in the next step, it need not wait until these tokens are here."""
+        joins = self._waiting and len(self._slots) < self.parallel
+        answering = [part.slot.generation for part in work if part.slot.generation and part.wants]
+        if not joins and len(answering) == len(self._slots):
+            self.engine.run_ahead(answering)
+
+    def _settle(self, work: Sequence[Work]) -> None:
+        """A step is over when its tokens are here."""
+        for part in work:
+            if part.slot.generation is not None:
+                with suppress(PenstockError):
+                    part.slot.generation.settle()
 
     def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
         slot, request = work.slot, work.slot.request
