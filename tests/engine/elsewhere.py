@@ -51,7 +51,6 @@ class Late(Choosing):
 class LateSampling(Sampling):
     def __init__(self, host: Sampling):
         self._host = host
-        self.top, self.log_sum, self.draw, self.best = host.top, host.log_sum, host.draw, host.best  # type: ignore[method-assign]
 
     def start(self, logits: Logits, choice: Choice) -> Choosing | None:
         where: object = logits
@@ -75,11 +74,20 @@ class LateSampling(Sampling):
             token = self._host.draw(edited, best, choice.temperature, *filters)
         return Chosen(token, float(logits[token]) - norm, highest, best)
 
-    # Set above.
-    def top(self, logits: Logits) -> tuple[int, float]: ...  # type: ignore[empty-body]
-    def log_sum(self, logits: Logits, highest: float) -> float: ...  # type: ignore[empty-body]
-    def draw(self, *_: Any) -> int: ...  # type: ignore[empty-body, override]
-    def best(self, logits: Logits, count: int) -> NDArray[np.int64]: ...  # type: ignore[empty-body]
+    def top(self, logits: Logits) -> tuple[int, float]:
+        return self._host.top(np.asarray(logits))
+
+    def log_sum(self, logits: Logits, highest: float) -> float:
+        return self._host.log_sum(np.asarray(logits), highest)
+
+    def draw(
+        self, logits: Logits, highest: float, temperature: float, top_k: int, top_p: float, min_p: float,
+        chance: float,
+    ) -> int:  # fmt: skip
+        return self._host.draw(np.asarray(logits), highest, temperature, top_k, top_p, min_p, chance)
+
+    def best(self, logits: Logits, count: int) -> NDArray[np.int64]:
+        return self._host.best(np.asarray(logits), count)
 
 
 class Steps:
