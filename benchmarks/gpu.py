@@ -29,6 +29,7 @@ from benchmarks import gpu_profile
 from benchmarks.gpu_server import served
 from penstock import Engine
 from penstock.backend.base import DeviceBackend
+from penstock.backend.cuda.profile import record
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation
@@ -197,6 +198,7 @@ def profile_steps(engine: Engine, count: int, context: int, repeats: int = 8) ->
     read = gpu_profile.experts_read(count, config.experts_used, config.experts)
     with gpu_profile.launches(read) as launched:
         streams.step()
+    streams.ahead = True
     for _ in range(3):
         streams.step()
 
@@ -204,14 +206,14 @@ def profile_steps(engine: Engine, count: int, context: int, repeats: int = 8) ->
         for _ in range(repeats):
             streams.step()
 
-    return gpu_profile.by_kernel(gpu_profile.recorded(work), launched, repeats)
+    return gpu_profile.by_kernel(record(work), launched, repeats)
 
 
 def profile_prefill(engine: Engine, length: int) -> list[gpu_profile.Line]:
     ids = np.random.default_rng(length).integers(2, engine.config.vocab_size, length).tolist()
     session = engine.session()
     with gpu_profile.launches(engine.config.experts) as launched:
-        ran = gpu_profile.recorded(lambda: session.feed(ids))
+        ran = record(lambda: session.feed(ids))
     lines = gpu_profile.by_kernel(ran, launched, 1)
     # Many rows use every expert, so the products of a chunk read all layers once.
     chunks = -(-length // engine.plan.chunk)

@@ -1,38 +1,24 @@
-"""Where a GPU's time goes: by kernel, with the weights that each reads, from the driver's own records.
+"""Where a GPU's time goes: by kernel (`backend/cuda/profile.py`), with the weights that each reads."""
 
-Kernels overlap: the next one starts while the last still runs, and waits.  So a kernel is charged from the end of the
-one before it to its own end, and the charges add up to the time that passed; gaps are a line of their own.
-"""
-
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
 from rich.table import Table
-from torch.profiler import ProfilerActivity
 
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.experts import Down, GateUp
 from penstock.backend.cuda.launch import Kernel
+from penstock.backend.cuda.profile import Ran, charges
 from penstock.backend.cuda.weights import Packed
-
-IDLE = "(nothing)"
 
 
 class Launched(NamedTuple):
     kernel: str
     label: str  # with the first of its matrices
     nbytes: float  # of weights
-
-
-class Ran(NamedTuple):
-    name: str
-    start: int  # nanoseconds
-    end: int
 
 
 @dataclass
@@ -95,52 +81,33 @@ def launches(read: float) -> Iterator[list[Launched]]:
         yield found
 
 
-def recorded(work: Callable[[], object]) -> list[Ran]:
-    """What the card did meanwhile, in the order in which it began."""
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as records:
-        work()
-        torch.cuda.synchronize()
-    results: Any = records.profiler
-    events = [
-        Ran(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in results.kineto_results.events()
-        if event.device_type().name == "CUDA"
-    ]
-    return sorted(events, key=lambda event: (event.start, event.end))
-
-
 def by_kernel(ran: Sequence[Ran], launched: Sequence[Launched], repeats: int) -> list[Line]:
     """launched: our kernels of one repetition, or of all of them; others go by their own names"""
     ours = {each.kernel for each in launched}
-    lines: dict[str, Line] = defaultdict(lambda: Line(""))
-    number, last = 0, ran[0].start if ran else 0
-    for event in ran:
-        name = event.name.split("(")[0]
-        label, nbytes = _short(event.name), 0.0
+    number = _begins([each.name for each in ran if each.name in ours], launched)
+    lines: dict[str, Line] = {}
+    for name, seconds in charges(ran):
+        label, nbytes = name, 0.0
         if name in ours:
             each = launched[number % len(launched)]
-            if each.kernel != name:  # the order is another than was noted, so only the name is sure
-                label = name
-            else:
+            if each.kernel == name:  # else the order is another than was noted, and only the name is sure
                 label, nbytes = each.label, each.nbytes
             number += 1
-        if event.start > last:
-            lines[IDLE].launches += 1 / repeats
-            lines[IDLE].seconds += (event.start - last) / 1e9 / repeats
-        line = lines[label]
+        line = lines.setdefault(label, Line(label))
         line.launches += 1 / repeats
         line.nbytes += nbytes / repeats
-        line.seconds += max(0, event.end - max(last, event.start)) / 1e9 / repeats
-        last = max(last, event.end)
-    for label, line in lines.items():
-        line.label = label
+        line.seconds += seconds / repeats
     return sorted(lines.values(), key=lambda line: -line.seconds)
 
 
-def _short(name: str) -> str:
-    """Of a kernel of torch's, without what it was made of."""
-    found = name.split("<")[0].split("(")[0].removeprefix("void ").split("::")[-1] or name
-    return found[:40]
+def _begins(names: Sequence[str], launched: Sequence[Launched]) -> int:
+    """Where in a repetition the records begin: with a step that is begun early, not where a step does."""
+    kernels = [each.kernel for each in launched]
+    for first in range(len(kernels)):
+        turned = kernels[first:] + kernels[:first]
+        if turned == list(names[: len(turned)]):
+            return first
+    return 0
 
 
 def table(title: str, lines: Sequence[Line], bandwidth: float) -> Table:

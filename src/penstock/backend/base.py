@@ -235,6 +235,14 @@ class DeviceSpeeds(NamedTuple):
     from_host: float  # copying to it
 
 
+class KernelTime(NamedTuple):
+    """What a device did under one name."""
+
+    name: str
+    launches: int
+    seconds: float
+
+
 class DeviceBackend(Backend):
     """A device with memory of its own, to which all weights are copied."""
 
@@ -245,6 +253,10 @@ class DeviceBackend(Backend):
 
     @abstractmethod
     def speeds(self) -> DeviceSpeeds: ...
+
+    @abstractmethod
+    def profile(self, work: Callable[[], object]) -> list[KernelTime]:
+        """The device's time for `work` by kernel, most first; together all the time from its first to its last."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
