@@ -4,7 +4,7 @@ import gc
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
+from penstock.engine.ahead import Ahead
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
@@ -26,7 +27,7 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.speculation import Speculation, Speculator, Spent, verify
 from penstock.engine.steps import Generation, Step
-from penstock.errors import BudgetError, OptionError, TokenError
+from penstock.errors import BudgetError, OptionError, PenstockError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
 from penstock.machine.pages import give_back_freed
@@ -97,6 +98,7 @@ class Engine:
             self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
         self.speculation = Speculation(self.drafters) if self.drafters else None
         self._runner: LocalRunner | None = None
+        self._ahead = Ahead(self._discard)
         self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
         self._lock = threading.Lock()
@@ -180,6 +182,7 @@ class Engine:
 
     def _unload(self) -> None:
         """With the lock held."""
+        self._ahead.drop()
         if self._runner is not None:
             self._runner.settle()
             self._runner.close()
@@ -350,19 +353,25 @@ class Engine:
         judge: Callable[[int, Logits], int] | None = None,
     ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
-        self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
-        runner = self._load()
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
+        found: list[Logits | None] = []
         kept = [len(ids) for _, ids, _ in work]
+        begun = self._ahead.take(work)
+        if begun is None:
+            self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
+        runner = self._load()
         try:
-            logits = runner.run(step, progress)
-            ends = list(accumulate(rows for _, _, rows in work))
-            found = [
-                logits[end - rows : end] if rows else None
-                for (_, _, rows), end in zip(work, ends, strict=True)
-            ]
+            if begun is None:
+                logits = runner.run(step, progress)
+                ends = accumulate(rows for _, _, rows in work)
+                found += [
+                    logits[end - rows : end] if rows else None
+                    for (_, _, rows), end in zip(work, ends, strict=True)
+                ]
+            else:
+                found += begun
             if judge is not None:
                 kept = [
                     each if rows is None else judge(n, rows)
@@ -377,6 +386,34 @@ class Engine:
             session._advance(ids[:count], left_out)
             session.last_logits = None if part is None else part[-1 - left_out].copy()
         return found
+
+    def _discard(self, step: ModelStep, slots: Collection[int]) -> None:
+        """A step counts for nothing in these of its slots, as far as somebody holds them."""
+        if self._runner is not None:
+            self._runner.discard(replace(step, slots=tuple(slot for slot in slots if slot in self.written)))
+
+    def run_ahead(self, generations: Sequence[Generation]) -> None:
+        """Begins the step after the tokens that these are choosing, before anybody knows them, where a device can
+        (`engine/ahead.py`).  Whether or not it did, `advance` comes next, with the tokens."""
+        with self._lock, suppress(PenstockError):  # what is wrong with a step is said when it is needed
+            work = [
+                (each.session, each.sampler.choosing)
+                for each in generations
+                if each.session is not None and not each.is_last
+            ]
+            choices = [choice for _, choice in work if choice is not None]
+            if not self._ahead.allowed or self._runner is None or not work or len(choices) < len(work):
+                return
+            source = self.backend.sampling.tokens(choices)
+            if source is None:
+                return
+            step = ModelStep.of([(each.state.slot, each.position, [0], 1) for each, _ in work], source)
+            self._make_room({each.state.slot: each.position + 1 for each, _ in work})
+            self._ahead.begin(step, choices, self._load().run(step))
+
+    def has_begun(self, sessions: Sequence[Session]) -> bool:
+        """Whether the next step of these is under way already."""
+        return self._ahead.has(sessions)
 
     def _make_room(self, lengths: dict[int, int]) -> None:
         """Sessions are about to have so many tokens, by slot: where that is more than the plan has for them, experts
@@ -441,18 +478,22 @@ class Engine:
             raise OptionError("mtp_logits needs a session with at least one token")
         (token,) = self._checked([next_token])
         with self._lock:
+            self._ahead.drop()  # its logits are where these will be
             return self._load().draft_logits(session.state.slot, session.position, token)
 
     def draft(self, session: Session, token: int, most: int, least: float) -> list[tuple[int, float]]:
         """What the draft block guesses to follow `token`, which is about to follow, each with its chance; fewer than
         `most` if they are less likely than `least` together."""
         with self._lock:
+            self._ahead.drop()
             return self._load().draft(session.state.slot, session.position, token, most, least)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Who drafts for answers, as the option `draft` says."""
         chosen = self.options.draft
+        if chosen == "auto" and isinstance(self.backend, DeviceBackend):
+            return ()  # there steps begin before their tokens are known, which drafts would prevent
         found = {
             "ngram": chosen in ("auto", "ngram"),
             "mtp": self.checkpoint.has_mtp and chosen in ("auto", "mtp"),
@@ -491,8 +532,7 @@ class Engine:
         if progress is not None:
             watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
         self._feed([(session, self._checked(prompt_ids))], "kept", watch)
-        assert session.last_logits is not None
-        steps = [generation.next(session.last_logits)]
+        steps = [self._next(session, generation)]
         speculator = self.speculation.begin([*session.tokens, steps[0].token]) if self.speculation else None
         while True:
             told = 0
@@ -510,9 +550,11 @@ class Engine:
         self, session: Session, token: int, generation: Generation, speculator: Speculator | None
     ) -> list[Step]:
         """One step: the tokens that follow `token`, which is fed."""
+        if speculator is None or self.speculation is None:
+            self._feed([(session, [token])], "kept", None)
+            return [self._next(session, generation)]
         ids, position = [token], session.position
-        if speculator is not None:
-            ids += speculator.propose(session, token, 1, self.draft_room(1, position + 1))
+        ids += speculator.propose(session, token, 1, self.draft_room(1, position + 1))
         steps: list[Step] = []
 
         def judge(_: int, logits: Logits) -> int:
@@ -521,11 +563,17 @@ class Engine:
 
         watch = StepWatch(self)
         self.advance([(session, ids, len(ids))], judge=judge)
-        if speculator is not None:
-            assert self.speculation is not None
-            self.speculation.told(1, len(ids), len(steps), watch.spent())
-            speculator.judged([step.token for step in steps])
+        self.speculation.told(1, len(ids), len(steps), watch.spent())
+        speculator.judged([step.token for step in steps])
         return steps
+
+    def _next(self, session: Session, generation: Generation) -> Step:
+        """The token after what the session has read.  Where nobody drafts, the step after it may begin already."""
+        assert session.last_logits is not None
+        generation.start(session.last_logits)
+        if self.speculation is None:
+            self.run_ahead([generation])
+        return generation.next(session.last_logits)
 
     @property
     def waits(self) -> tuple[int, float]:
