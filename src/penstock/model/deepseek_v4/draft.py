@@ -2,9 +2,8 @@
 
 Pair i joins the trunk's streams of position i with token i + 1.  The block's own window must hold every recent pair
 before it can predict.  A prompt's pairs are added as the trunk goes along.  Those of a decoded token would take as
-long as a good part of a small layer, for nothing where nobody drafts: on a backend that can, the latest of them wait,
-and are added all at once when somebody does.  Of those before, whose rows stay as they were, the block then guesses a
-little worse for a while; what the model says is not touched by it.
+long as a good part of a small layer, for nothing where nobody drafts: on a backend that can, they wait, and are
+added all at once when somebody does or when they have become many.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.model.deepseek_v4.model import Layer
 
 FEW: Final = 1 + DRAFTS  # rows of a step whose pairs may wait
-MOST: Final = 32  # pairs that wait, the latest
+MOST: Final = 64  # pairs that wait
 SEQUENCES: Final = 256  # that have pairs waiting; of others a few rows of the window are missing
 
 
@@ -85,11 +84,10 @@ class DraftBlock:
                 waiting = self._waiting[slot] = Waiting(max(0, position - 1))
                 if len(self._waiting) > SEQUENCES:
                     del self._waiting[next(iter(self._waiting))]
+            if len(waiting.tokens) + stop - start > self._most:
+                self._catch_up(slot, position)
             waiting.cut(max(0, position - 1))
             waiting.tokens += step.tokens[start + (position == 0) : stop].tolist()
-            if (left_out := len(waiting.tokens) - self._most) > 0:
-                del waiting.tokens[:left_out]
-                waiting.first += left_out
 
     def _catch_up(self, slot: int, position: int) -> None:
         """The window gets the pairs that wait, of a sequence that has read `position` tokens."""
