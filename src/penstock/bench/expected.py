@@ -16,8 +16,9 @@ from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, expect
 from penstock.machine.measured_once import MeasuredOnce
+from penstock.machine.memory import read_memory
 from penstock.machine.notes import recall, remember
-from penstock.machine.pages import filling_seconds
+from penstock.machine.pages import measure_filling
 from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
@@ -27,7 +28,8 @@ from penstock.storage.trace import Trace
 from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
 
-FORGETS: Final = 0.8  # what is left of a slow moment with the next plan
+FORGETS: Final = 0.9  # what is left of a slow moment with the next plan
+LASTS: Final = 0.5  # of memory, the share that is still as it was when the run comes to need it
 SLOWEST: Final = 1e-7  # seconds that a byte may take to be believed
 MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
 UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
@@ -105,7 +107,7 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
-    fresh = _slowest_filling() if on_disk else 0.0
+    fresh = _filling(plan) if on_disk else 0.0
     found = expect(
         checkpoint,
         plan,
@@ -123,12 +125,14 @@ def expect_here(
     )
 
 
-def _slowest_filling() -> float:
-    """Seconds that a byte takes to become memory, the most of late.
+def _filling(plan: Plan) -> float:
+    """Seconds that a byte takes to become memory, for those that a run with this plan needs for the first time.
 
-    What the host of a virtual machine took back comes much more slowly than what was free a moment ago, and a run
-    needs gigabytes of either kind."""
-    now, known = filling_seconds(), recall("filling").get("seconds")
+    What a run finds lies between what is found now and the slowest that was seen: the host of a virtual machine takes
+    back what is free, and it is not known when the run begins."""
+    new = plan.work + (plan.experts_held if plan.mode == "direct" else 0)
+    now, known = measure_filling(min(new, read_memory().room // 2)), recall("filling").get("seconds")
     before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
-    remember("filling", "seconds", max(now, FORGETS * before))
-    return max(now, before)
+    slowest = max(now.slowest, before)
+    remember("filling", "seconds", max(now.slowest, FORGETS * before))
+    return LASTS * now.usual + (1 - LASTS) * slowest
