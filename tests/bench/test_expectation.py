@@ -166,6 +166,23 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch, busy=False, found=2.0, again=True) == 2.0
 
 
+@pytest.mark.parametrize(("holds", "right"), [(True, 1.0), (False, 2.0)])
+def test_what_no_longer_holds_is_measured_anew(
+    monkeypatch: pytest.MonkeyPatch, holds: bool, right: float
+) -> None:
+    measured(monkeypatch, busy=False, found=1.0)
+    monkeypatch.setattr("penstock.machine.measured_once._HERE", {})
+    notes = MeasuredOnce("test", "machine", False, lambda _: None)
+    assert notes.numbers("x", 1, lambda: [2.0], holds=lambda _: holds) == [right]
+
+
+def test_of_several_rounds_the_middle_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.machine.measured_once._HERE", {})
+    taken = iter([[5.0], [1.0], [2.0]])
+    notes = MeasuredOnce("test", "machine", False, lambda _: None)
+    assert notes.numbers("x", 1, lambda: next(taken), rounds=3) == [2.0]
+
+
 def test_a_busy_machine_is_measured_again_and_the_faster_number_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

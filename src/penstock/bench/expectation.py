@@ -97,6 +97,7 @@ class ExpectedRun:
         self.disk, self.guesses_right, self.fresh = disk, guesses_right, fresh
         self._cores = read_cpu().usable
         self._filled = 0  # bytes of the cache that have been memory
+        self._filled_ahead = 0.0  # and of the room for what is read ahead
         self.sizes = sizes or Sizes(checkpoint)
         self.time = Timeline(disk.latency, disk.bytes_per_second, disk.delay)
         self.position = self.hits = self.misses = 0
@@ -217,6 +218,8 @@ class ExpectedRun:
         count = min(count, int(self.plan.ahead - taken) // size)
         if count <= 0:
             return
+        self.time.compute(max(0, taken + count * size - self._filled_ahead) * self.fresh / self._cores)
+        self._filled_ahead = max(self._filled_ahead, taken + count * size)
         self.time.compute(count * self.disk.handling / 2)
         if right is None:
             ahead[number] = Ahead(count, self.time.ask_ahead(count * size))
@@ -249,6 +252,8 @@ class ExpectedRun:
         time, computing = self.time, self._computing(costs, rows, experts)
         time.compute(costs.streamed + missing.count * self.disk.handling)
         each = costs.routed.at(rows * self.config.experts_used / experts)
+        if rows <= GUESSED_ROWS:
+            time.compute(missing.count * costs.alone)
         last = each if missing.count else 0.0
         time.compute(computing - last)
         if missing.ahead:

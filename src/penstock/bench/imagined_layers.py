@@ -42,7 +42,8 @@ from penstock.weights.types import F32, WeightType
 VOCABULARY: Final = 16384  # tokens of a head, at most; the rest follows by size
 PIECE: Final = 1 << 21  # bytes of random weights of a type; then they repeat
 CONTEXT: Final = 1 << 15
-MOST_BYTES: Final = 384 << 20  # of the copies of a layer, and of experts
+MOST_BYTES: Final = 512 << 20  # of the copies of a layer
+MOST_EXPERTS: Final = 768 << 20  # bytes of experts, which caches hold even less of: a run has thousands
 FEWEST, MOST = 2, 256  # calls for one number
 PATIENCE: Final = 0.1  # seconds for one number, once the fewest calls are made
 
@@ -95,7 +96,8 @@ class ImaginedLayers:
         """Experts [sets][experts of a token], no two of which share memory."""
         used = self.config.experts_used
         each = sum(self.checkpoint.expert("blk.0", 0, part).total_bytes for part in PARTS)
-        count = max(2, min(self._enough // (used * each), self._all_experts // used))
+        enough = min(MOST_EXPERTS, read_memory().room // 4, 3 * cache_bytes() or MOST_EXPERTS)
+        count = max(2, min(enough // (used * each), self._all_experts // used))
         return [[self._expert() for _ in range(used)] for _ in range(count)]
 
     def _expert(self) -> DeviceExpert:
@@ -140,6 +142,16 @@ class ImaginedLayers:
         ]
         shared = repeat(alone)
         return shared, max(0.0, repeat(together) - shared) / self.config.experts_used
+
+    def alone(self) -> float:
+        """Seconds that an expert takes longer for a row if it is computed by itself and not together with others."""
+        x, ids, weights = self._routed(1)
+        nothing = [self._call(number, x, ids, weights, self._table(())) for number in range(self.copies)]
+        one = [
+            self._call(number, x, ids, weights, self._table(experts[:1]))
+            for number, experts in enumerate(self.sets)
+        ]
+        return max(0.0, repeat(one) - repeat(nothing) - self.experts(1)[1])
 
     def mapped(self) -> float:
         """Seconds that handing over experts takes, where all are at hand."""
