@@ -190,7 +190,8 @@ def speed(folder: Path, nbytes: int, kinds: list[str]) -> None:
             )
             (folder / "out.gguf").unlink()
     finally:
-        source.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+    source.unlink()
     Console(width=100).print(table)
 
 

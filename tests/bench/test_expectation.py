@@ -214,12 +214,12 @@ def test_speed_of_a_plan_that_holds_more(flash: Checkpoint) -> None:
 def test_a_slow_moment_is_remembered_for_a_while(flash: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, found = planned(flash, 32 * GIB), []
     for seconds in (1e-10, 1e-9, 1e-10, 1e-10):
-        now = Filling(seconds, seconds)
+        now = Filling(seconds, seconds, seconds)
         monkeypatch.setattr(expected, "measure_filling", lambda _, now=now: now)
-        found.append(expected._filling(plan))
+        found.append(expected._filling(plan).usual)
     assert found == pytest.approx([1e-10, 1e-9, 5.5e-10, 5e-10])
     remember("filling", "seconds", "long")
-    assert expected._filling(plan) == 1e-10
+    assert expected._filling(plan).usual == 1e-10
 
 
 def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
@@ -229,7 +229,7 @@ def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
     clock = itertools.count()
     monkeypatch.setattr("penstock.machine.pages.time.perf_counter", lambda: next(clock) * 0.2)
     few, many = pages.measure_filling(1 << 16), pages.measure_filling(1 << 30)
-    assert few == pytest.approx([0.2 / (1 << 16)] * 2)
+    assert few == pytest.approx([0.2 / (1 << 16)] * 3)
     assert many == pytest.approx(few)
     assert next(clock) < 30
 
@@ -242,3 +242,14 @@ def test_guesses_are_tried_before_they_are_given_up(flash: Checkpoint) -> None:
         found.first.disk_bytes
         > (1 - found.first.hit_rate) / (1 - found.steady.hit_rate) * found.steady.disk_bytes
     )
+
+
+def test_a_prompt_is_expected_between_quick_and_slow_memory(flash: Checkpoint) -> None:
+    plan, disk = planned(flash, 32 * GIB), ReadSpeed(1e9, 1e-4)
+    usual, quick, slow = (
+        expect(flash, plan, costs(flash), disk, fresh=seconds).prefill for seconds in (1e-9, 1e-10, 2e-9)
+    )
+    fewest, most = expected._between(usual, plan, Filling(1e-9, 1e-10, 2e-9))
+    assert fewest < usual.per_second < most
+    assert fewest == pytest.approx(slow.per_second, rel=0.05)
+    assert most == pytest.approx(quick.per_second, rel=0.05)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -130,7 +130,7 @@ class ImaginedLayers:
             heads.append(time.perf_counter() - begin)
 
         repeat([run], fewest=1 if self.copies > 1 else FEWEST)  # each call times all copies
-        return Timing(median(layers[self.copies :]), median(steps), median(heads))
+        return Timing(fmean(layers[self.copies :]), fmean(steps[1:]), fmean(heads[1:]))
 
     def experts(self, rows: int) -> tuple[float, float]:
         """Seconds of the shared expert, and of one routed expert, if all rows choose the same ones."""
@@ -246,7 +246,7 @@ def repeat(calls: Sequence[Callable[[], object]], fewest: int = FEWEST) -> float
     begin = time.perf_counter()
     while len(found) < fewest or (len(found) < MOST and time.perf_counter() < begin + PATIENCE):
         _timed(calls[len(found) % len(calls)], found)()
-    return median(found)
+    return fmean(found)  # as a run adds them up, with all that comes between
 
 
 def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 NOTABLE = 1.1  # of what a type takes in the file
+SPREAD = 1.35  # times as fast at best as at worst, from which on both are said
 _SAY = partial(print, file=sys.stderr)
 
 
@@ -189,4 +190,11 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
         for n, phase in sorted(expected.prompts.items())
     ]
     lines.append(f"expected prefill: {', '.join(prompts)}")
+    fewest, most = expected.prefill_between
+    if most > SPREAD * fewest:
+        slow, quick = (1e9 * seconds for seconds in (expected.filling.slowest, expected.filling.quickest))
+        lines.append(
+            f"between {speed(fewest)} and {speed(most)} tokens/s for {expected.prefill.tokens}: new memory "
+            f"takes {quick:.2f} to {slow:.2f} s/GB here, as the host of this machine has it at hand or not"
+        )
     return lines

@@ -30,9 +30,10 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
 
 
 class Filling(NamedTuple):
-    """Seconds that a byte of new memory takes to become real: on the whole, and where it took longest."""
+    """Seconds that a byte of new memory takes to become real: on the whole, and at best and at worst."""
 
     usual: float
+    quickest: float
     slowest: float
 
 
@@ -50,9 +51,8 @@ def measure_filling(nbytes: int) -> Filling:
             memory[page] = 1
         pieces.append((time.perf_counter() - before) / PIECE)
     memory.close()
-    slowest = max(pieces)
     rest = nbytes - len(pieces) * PIECE  # as slow as it was at the end
-    return Filling((sum(pieces) * PIECE + rest * pieces[-1]) / nbytes, slowest)
+    return Filling((sum(pieces) * PIECE + rest * pieces[-1]) / nbytes, min(pieces), max(pieces))
 
 
 def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:

@@ -4,8 +4,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -22,7 +21,10 @@ from penstock.storage.source import ExpertSource
 from penstock.storage.store import ready_expert
 
 ONE_BY_ONE: Final = 12  # experts
-ROUNDS: Final = 10  # of many in a row; the best counts: a disk that others use is slower and never faster
+ROUNDS: Final = 10  # of many in a row
+GOOD: Final = (
+    3  # the third best of them counts: a disk is slower while others use it, and hardly ever at its best
+)
 FEW_ROUNDS: Final = 3  # that tell whether it is still so
 AGREES: Final = 1.4  # times as fast or as slow, beyond which it is not
 LAYER: Final = 1e-9  # seconds that a layer works for each byte of an expert
@@ -85,17 +87,14 @@ def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
         stream(reader, buffers, requests, 0.0)  # opens files, starts threads, brings memory
         speeds, nbytes, worked = [], 0.0, 0.0
         for _ in range(ROUNDS):
-            begin, before = time.perf_counter(), _others_worked()
+            begin, before = time.perf_counter(), time.process_time()
             speeds.append(stream(reader, buffers, requests, SECONDS))
             nbytes += speeds[-1] * (time.perf_counter() - begin)
-            worked += _others_worked() - before
+            worked += time.process_time() - before
             time.sleep(PAUSE)
-        speed, delay = max(speeds), worked / nbytes / read_cpu().usable
+        speed, delay = sorted(speeds)[-GOOD], worked / nbytes / read_cpu().usable
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
-        with _computing(read_cpu().usable):
-            beside = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
-    # A layer has other work for some of the time that it waits.
-    seconds, handling = (median(numbers) for numbers in zip(*alone, *beside, strict=True))
+    seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
     latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
     return [1 / speed, latency, handling, delay]
 
@@ -110,29 +109,6 @@ def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") ->
     reader.wait(reader.submit(list(request.bundle.pieces(reader, buffer.ctypes.data))))
     ready_expert(backend, [request.bundle.weight(info, buffer) for info in request.bundle.infos])
     return time.perf_counter() - begin, time.thread_time() - worked
-
-
-def _others_worked() -> float:
-    """Seconds of all threads but this one, whose share is `handling`."""
-    return time.process_time() - time.thread_time()
-
-
-@contextmanager
-def _computing(threads: int) -> Iterator[None]:
-    """Meanwhile so many threads have other work, as they have while a layer waits for one expert and has another."""
-    numbers, over = np.ones(1 << 18), False
-
-    def work() -> None:
-        while not over:
-            numbers.max()
-
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(threads):
-            pool.submit(work)
-        try:
-            yield
-        finally:
-            over = True
 
 
 class Request(NamedTuple):
