@@ -47,6 +47,8 @@ def bench(model: Path | None, chosen: EngineOptions, asked: Asked) -> int:
     elif sum(weight_bytes(engine.checkpoint).values()) < cache_bytes():
         notes.append("what a token reads fits the CPU's cache, so it may be faster than memory allows")
     trials, interrupted = _measure(engine, frontiers, asked.decode, asked.repeat)
+    if device is not None:
+        engine.park()  # while the driver's records are still there, which graphs are known to
     if not trials:
         return INTERRUPTED
     if interrupted:
