@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 
 MOST: Final = 32  # rows of a launch
 BLOCKS: Final = 8  # of a row
-FIXED_BYTES: Final = 16 << 10  # of shared memory, besides a block's part of the row
+FIXED_BYTES: Final = 8488  # of shared memory, besides a block's part of the row: struct Shared
 DOUBLE = ctypes.c_double
 EDIT = np.dtype([("id", "i4"), ("repeated", "i4"), ("add", "f4"), ("pad", "f4"), ("subtract", "f8")])
 CHOSEN = np.dtype([("token", "i4"), ("logit", "f4"), ("highest", "f4"), ("best", "f4"), ("total", "f8")])
@@ -95,21 +95,22 @@ class SampleRows:
             address(choices), address(scratch), address(chosen), address(tokens), vocabulary
         )
         self._keep, self._rows = (choices, scratch, chosen, tokens), rows
-        shared = 0 if scratch is not None else _stretch_bytes(vocabulary)
-        self._kernel = kernel("sample.cu", "sample", shared)
+        self._kernel = kernel(
+            "sample.cu", "sample", FIXED_BYTES if scratch is not None else _shared(vocabulary)
+        )
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(self._rows * BLOCKS, 1024, (self._argument,), overlap)
 
 
-def _stretch_bytes(vocabulary: int) -> int:
-    """What each of a row's blocks keeps of it."""
-    return 4 * -(-vocabulary // BLOCKS)
+def _shared(vocabulary: int) -> int:
+    """Shared memory of each of a row's blocks, which keep their part of it there."""
+    return FIXED_BYTES + 4 * -(-vocabulary // BLOCKS)
 
 
 def needs_scratch(vocabulary: int) -> bool:
     """Whether a row does not fit in the shared memory of its blocks."""
-    return _stretch_bytes(vocabulary) > card().shared_limit - FIXED_BYTES
+    return _shared(vocabulary) > card().shared_limit
 
 
 class Started(Choosing):

@@ -131,6 +131,12 @@ struct Histogram {
     u64 found[3];
 };
 
+struct Shared {
+    Histogram histogram;
+    u64 scratch[WARPS], slots[2];
+};
+static_assert(sizeof(Shared) == 8488, "backend/cuda/sample.py: FIXED_BYTES");
+
 // By one warp: the first bucket from above with which what was wanted is reached, else the last that has any.  The lane that has it says
 // which, and what is wanted of it.
 PS_DEVICE void find_bucket(Histogram& h, int lane, u64 wanted, bool by_mass, u32 prefix, int shift) {
@@ -238,9 +244,9 @@ PS_DEVICE void say(const Sample& p, int row, const float* raw, int token, float 
 
 // grid: (rows · BLOCKS)
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS) sample(const __grid_constant__ Sample p) {
-    extern __shared__ float stretch[];
-    __shared__ u64 scratch[WARPS], slots[2];
-    __shared__ Histogram histogram;
+    extern __shared__ u64 memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    float* stretch = reinterpret_cast<float*>(&shared + 1);
     let_next_start();
     wait_for_previous();
     const int number = blockIdx.x / BLOCKS, block = blockIdx.x % BLOCKS, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -249,7 +255,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     const int own = min(first + share, n) - first, each = (own + WARPS - 1) / WARPS;
     const float* raw = c.logits;
     float* x = p.scratch ? p.scratch + static_cast<size_t>(number) * n + first : stretch;
-    Row row = {min(warp * each, own), min((warp + 1) * each, own), warp, lane, block, 0, scratch, slots};
+    Row row = {min(warp * each, own), min((warp + 1) * each, own), warp, lane, block, 0, shared.scratch, shared.slots};
     const bool speaks = block == 0 && threadIdx.x == 0;
     for (int i = row.begin + lane; i < row.end; i += WARP) x[i] = raw[first + i];
     __syncwarp();
@@ -284,10 +290,10 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
         return;
     }
     for (int i = row.begin + lane; i < row.end; i += WARP) x[i] = exponential(__fmul_rn(__fsub_rn(x[i], top), c.factor));
-    if (c.top_k > 0 && c.top_k < n) keep_best(row, x, c.top_k, 0, false, histogram);
+    if (c.top_k > 0 && c.top_k < n) keep_best(row, x, c.top_k, 0, false, shared.histogram);
     if (c.top_p < 1) {
         const u64 mass = static_cast<u64>(c.top_p * static_cast<double>(row.total(x)));
-        keep_best(row, x, 0, mass, true, histogram);
+        keep_best(row, x, 0, mass, true, shared.histogram);
     }
     for (int i = row.begin + lane; i < row.end && c.min_p > 0; i += WARP)
         if (x[i] < c.min_p) x[i] = 0;
