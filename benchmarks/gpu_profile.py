@@ -9,7 +9,7 @@ from unittest import mock
 from rich.table import Table
 
 from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.experts import Down, Up
 from penstock.backend.cuda.launch import Kernel
 from penstock.backend.cuda.profile import Ran, charges
 from penstock.backend.cuda.weights import Packed
@@ -76,7 +76,7 @@ def launches(read: float) -> Iterator[list[Launched]]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Kernel, "launch", noted))
-        for owner in (Dense, GateUp, Down):
+        for owner in (Dense, Up, Down):
             stack.enter_context(owned(owner))
         yield found
 
