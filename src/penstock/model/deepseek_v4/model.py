@@ -165,7 +165,7 @@ class DeepSeekV4(Architecture):
         checkpoint: Checkpoint, *, kv_dtype: str, context: int, max_rewind: int, layers: range | None = None
     ) -> StateLayout:
         config = checkpoint.config
-        layers = range(config.layer_count) if layers is None else layers
+        layers = checkpoint.layers if layers is None else layers
         draft = checkpoint.has_mtp and layers.stop == config.layer_count
         series = tuple(all_series(config, kv_dtype, layers, draft))
         return StateLayout(series, context, max_rewind, kv_dtype, config.vocab_size)
@@ -188,5 +188,5 @@ class DeepSeekV4(Architecture):
     ) -> Self:
         description = Description(checkpoint, backend, dense)
         ops = backend.deepseek_v4()(backend, pool)
-        layers = range(checkpoint.config.layer_count) if layers is None else layers
+        layers = checkpoint.layers if layers is None else layers
         return cls(description, ops, pool.layout, experts, layers, prefetch)
