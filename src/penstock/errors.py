@@ -53,6 +53,10 @@ class BudgetError(PenstockError, ValueError):
     """A memory budget that the model cannot run in."""
 
 
+class ClusterError(PenstockError):
+    """A machine of the cluster that is away, does not fit the others, or failed."""
+
+
 class BusyError(PenstockError):
     """Too much to do already: try again later."""
 

@@ -130,8 +130,8 @@ class Sampling(ABC):
     def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
         """Begins to choose, where logits are not on the host; calling the result waits for it.  Several that have
         been started are made together.  None: the questions below are to be asked."""
-        del logits, choice
-        return None
+        start: Callable[[Choice], Callable[[], Chosen]] | None = getattr(logits, "start", None)
+        return None if start is None else start(choice)
 
     @abstractmethod
     def top(self, logits: Logits) -> tuple[int, float]:
@@ -199,6 +199,11 @@ class Backend(ABC):
     @abstractmethod
     def host(self, array: Array) -> NDArray[Any]:
         """What an array holds, on the host.  It may be the very memory, which the next step changes."""
+
+    def device(self, array: NDArray[np.float32]) -> Array:
+        """The reverse of `host`, for what comes from another machine.  Only some devices can."""
+        del array
+        raise OptionError(f"device is {self.name!r}: layers of a cluster run on cpu alone")
 
     @abstractmethod
     def check(self) -> None:

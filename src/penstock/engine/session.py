@@ -88,6 +88,18 @@ class Session:
         logits = None if self.last_logits is None else np.asarray(self.last_logits)
         return Snapshot(self._tokens, self.state, logits)
 
+    def _retreat(self, position: int) -> None:
+        """What it remembered of the rest is lost."""
+        if position < self.position:
+            self.state.position = self.state.floor = position
+            del self._tokens[position:]
+            self.last_logits = None
+
+    def _resume(self, tokens: Sequence[int]) -> None:
+        """It stands where it stood, though what it remembered has yet to be made again."""
+        self._tokens = list(tokens)
+        self.state.position = self.state.floor = len(tokens)
+
     def _advance(self, ids: Sequence[int]) -> None:
         self.state.advance(len(ids))
         self.engine.written[self.state.slot] = max(self.engine.written[self.state.slot], self.position)

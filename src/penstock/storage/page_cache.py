@@ -70,8 +70,8 @@ def _is_here(address: int) -> bool | None:
 
 
 class Bringing:
-    """Touches stretches of mapped files from their beginning to their end, so that they are read at the disk's pace and not page
-    by page where a layer waits for them.  Through the mapping, because only so they come in large pages."""
+    """Touches stretches of mapped files from one end to the other, so that they are read at the disk's pace and not
+    page by page where a layer waits for them.  Through the mapping, because only so they come in large pages."""
 
     def __init__(self, extents: Sequence[tuple[MappedFile, int, int]]):
         self._windows = iter(

@@ -62,7 +62,9 @@ class Checkpoint:
     def slice(self, layers: range) -> "Checkpoint":
         """Some layers of the model: the first ones with the embedding, the last ones with head and draft block."""
         if not 0 <= layers.start < layers.stop <= self.config.layer_count:
-            raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {self.config.layer_count}")
+            raise ValueError(
+                f"layers [{layers.start}, {layers.stop}) of a model with {self.config.layer_count}"
+            )
         last = layers.stop == self.config.layer_count
 
         def is_here(name: str) -> bool:

@@ -19,6 +19,7 @@ from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
 from penstock.storage.prefetch import GUESSED_ROWS
 from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.config import ModelConfig
 
 
 class Layer:
@@ -173,6 +174,10 @@ class DeepSeekV4(Architecture):
     @staticmethod
     def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int) -> int:
         return backend.deepseek_v4().step_bytes(backend, checkpoint, rows)
+
+    @staticmethod
+    def boundary(config: ModelConfig) -> tuple[int, ...]:
+        return config.streams, config.hidden
 
     @classmethod
     def build(
