@@ -25,6 +25,7 @@ from penstock.errors import ClusterError
 TICKS: Final = 4  # signs of life in the time after which silence is a failure
 LARGEST: Final = 1 << 34  # bytes of a message
 END: Final = -1  # in place of a message's length: no more will come
+FAREWELL: Final = 2.0  # seconds in which the other side hears that this one leaves, if it listens at all
 CHAIN, ASIDE = 0, 1  # tags: steps go from stage to stage, questions to the last one past them
 
 
@@ -171,15 +172,17 @@ class Outgoing:
                 except queue.Empty:
                     self._put(torch.zeros(1, dtype=torch.int64))
                     continue
-                self._put(torch.tensor([END if data is None else len(data)], dtype=torch.int64))
                 if data is None:
+                    self._put(torch.tensor([END], dtype=torch.int64), FAREWELL)
                     return
+                self._put(torch.tensor([len(data)], dtype=torch.int64))
                 self._put(torch.from_numpy(data))
         except RuntimeError as error:
             self._group.break_up(f"stage {self._to + 1} takes nothing: {_first_line(error)}")
 
-    def _put(self, data: torch.Tensor) -> None:
-        self._group.gloo.send([data], self._to, self._tag).wait(timedelta(seconds=self._group.timeout))
+    def _put(self, data: torch.Tensor, most: float = float("inf")) -> None:
+        patience = timedelta(seconds=min(most, self._group.timeout))
+        self._group.gloo.send([data], self._to, self._tag).wait(patience)
 
 
 def _first_line(error: Exception) -> str:

@@ -157,7 +157,8 @@ class Attendance:
         self._addresses: Addresses | None = None
         self._group: Group | None = None
         self._patience = PATIENCE
-        self._why, self._goodbye, self._over = "", False, threading.Event()
+        self._why, self._goodbye = "", False
+        self._gone, self._over = threading.Event(), threading.Event()  # the head is; this is
 
     def serve(self) -> Ended:
         control = self._control
@@ -189,6 +190,8 @@ class Attendance:
         host = self._worker.options.interface or self._control.here
         group = Group(self._addresses, place.rank, place.size, host, place.terms.timeout, self._broke)
         self._group, last = group, place.rank == place.size - 1
+        if self._gone.is_set():  # while the stages connected
+            raise ClusterError(self._why)
         following = group.outgoing((place.rank + 1) % place.size, CHAIN)
         group.incoming(place.rank - 1, CHAIN, self._work.put)
         stage = self._worker.stage(place, lambda *_: None)
@@ -259,6 +262,7 @@ class Attendance:
         except ClusterError as error:
             if not self._over.is_set():
                 self._why = self._why or str(error)
+            self._gone.set()
             self._said.put(None)
             if self._addresses is not None:
                 self._addresses.give_up()
