@@ -75,6 +75,7 @@ def test_a_lost_worker_is_an_error_and_its_successor_brings_everything_back(
     with pytest.raises(ClusterError):
         feed_until_it_fails(session)
     assert not engine.stats()["cluster"]["up"]
+    assert session.lost
     with pytest.raises(ClusterError, match="1 of 2 stages are here"):
         session.fork().feed([7])
     first.kill()
@@ -85,6 +86,7 @@ def test_a_lost_worker_is_an_error_and_its_successor_brings_everything_back(
     assert session.tokens == [*IDS, 7]
     assert np.array_equal(idle.feed([7]), expected[1])  # type: ignore[arg-type]
     assert engine.stats()["cluster"]["epochs"] == 2
+    assert not session.lost
     engine.close()
     assert second.wait(60) == 0
 

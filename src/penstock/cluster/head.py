@@ -83,17 +83,17 @@ class Head:
     def start(self, terms: Terms) -> None:
         """Makes groups from now on."""
         self._terms = terms
+        host, port = self.address
+        logging.getLogger(__name__).info("waiting for %d workers at %s:%d", self.stages - 1, host, port)
         for target in (self._keep_up, self._tick):
             threading.Thread(target=target, name="penstock-cluster", daemon=True).start()
 
-    def own_part(self, tell: Callable[[int, int], None] | None = None) -> Checkpoint:
+    def own_part(self) -> Checkpoint:
         """The head's layers.  Waits until it is known what the others run."""
         with self._changed:
             while not self._tiles:
                 if self._closed:
                     raise ClusterError("the cluster is closed")
-                if tell is not None:
-                    tell(1 + len(self.members), self.stages)
                 self._changed.wait(0.5)
             return self.checkpoint.slice(self._tiles[0])
 
@@ -198,7 +198,8 @@ class Head:
                 self._tile([*self.members, member])
             self.members.append(member)
             self._changed.notify_all()
-        logging.getLogger(__name__).info("worker %s is here", member.name)
+        here = f"{1 + len(self.members)} of {self.stages} stages are here"
+        logging.getLogger(__name__).info("worker %s has joined: %s", member.name, here)
         return member
 
     def _tile(self, members: list[Member]) -> None:

@@ -51,9 +51,9 @@ class Machines:
         )
         return self._states
 
-    def own_part(self, tell: Callable[[int, int], None]) -> Checkpoint:
+    def own_part(self) -> Checkpoint:
         """The layers of this process.  Waits until all workers are here."""
-        return self.head.own_part(tell)
+        return self.head.own_part()
 
     def runner(
         self, part: Checkpoint, layout: StateLayout, plan: Plan, tell: Callable[[int, int], None]

@@ -181,7 +181,7 @@ class Engine:
     def _load_stage(self, machines: "Machines", plan: Plan | None) -> Runner:
         """This process's own layers; then it waits for the other machines."""
         assert self.loading is not None
-        self.part = machines.own_part(self.loading)
+        self.part = machines.own_part()
         self.layout = state_layout(self.part, self.options, self.context)
         self.__dict__.pop("_state_range", None)
         self._plan = plan or self._make_plan(self._plan.chunk)[0]

@@ -48,6 +48,11 @@ class Session:
         return list(self._tokens)
 
     @property
+    def lost(self) -> bool:
+        """Whether what it remembered went with a machine that is away; feeding it reads its tokens again first."""
+        return self.position > 0 and self.state.pool.lost(self.state.slot)
+
+    @property
     def max_rewind(self) -> int:
         """How many tokens can be taken back now.  All of them can always be."""
         return self.position - self.state.floor
