@@ -57,6 +57,10 @@ class ClusterError(PenstockError):
     """A machine of the cluster that is away, does not fit the others, or failed."""
 
 
+class DeviceLostError(PenstockError):
+    """A device that answers no more.  Only another process can use it again."""
+
+
 class BusyError(PenstockError):
     """Too much to do already: try again later."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Choice, Chosen, Edits, Logits, Sampling
+from penstock.backend.base import Choice, Choosing, Chosen, Edits, Logits, Sampling
 from penstock.cluster.message import Message, take
 
 
@@ -134,7 +134,7 @@ class RemoteLogits:
         """As what it stands for."""
         return cast(Logits, self)
 
-    def start(self, choice: Choice) -> Callable[[], Chosen]:
+    def start(self, choice: Choice) -> "Asked":
         """See `Sampling.start`."""
         (row,) = self._rows
         token, highest, log_sum = row.best
@@ -142,8 +142,20 @@ class RemoteLogits:
             token = -1
         if choice.temperature == 0 and choice.edits is None and choice.mask is None:
             chosen = Chosen(token, highest - log_sum, highest, highest)
-            return lambda: chosen
+            return Asked(lambda: chosen)
         question = asked(choice)
         question.fields |= row.where()
         answer = self._ask.begin(question)
-        return lambda: Chosen(*take(answer().fields, token=int, logprob=float, highest=float, best=float))
+        return Asked(
+            lambda: Chosen(*take(answer().fields, token=int, logprob=float, highest=float, best=float))
+        )
+
+
+class Asked(Choosing):
+    """A choice that the last stage makes."""
+
+    def __init__(self, answer: Callable[[], Chosen]):
+        self._answer = answer
+
+    def result(self) -> Chosen:
+        return self._answer()
