@@ -14,7 +14,7 @@ SOURCE = Path(penstock.__file__).parents[1]
 PATIENCE = 300
 
 
-def start(*arguments: str, block: str = "") -> subprocess.Popen[str]:
+def start(*arguments: str, block: str = "pass") -> subprocess.Popen[str]:
     code = f"import sys; {block}; sys.argv[0] = 'penstock'; from penstock.cli.main import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],

@@ -86,7 +86,6 @@ def test_a_lost_worker_is_an_error_and_its_successor_brings_everything_back(
     assert session.tokens == [*IDS, 7]
     assert np.array_equal(idle.feed([7]), expected[1])  # type: ignore[arg-type]
     assert engine.stats()["cluster"]["epochs"] == 2
-    assert not session.lost
     engine.close()
     assert second.wait(60) == 0
 
