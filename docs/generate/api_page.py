@@ -24,6 +24,8 @@ INSIDE: Final = (
     "restored",
     "state_bytes",
     "advance",
+    "run_ahead",
+    "has_begun",
     "generation",
     "snapshot",
     "with_draft",
