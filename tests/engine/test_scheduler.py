@@ -203,7 +203,7 @@ def test_a_lost_device_is_the_end_for_all(engine: Engine, monkeypatch: pytest.Mo
     def lost(*_: object) -> None:
         raise DeviceLostError("the GPU is lost")
 
-    monkeypatch.setattr(engine.runner, "run", lost)
+    monkeypatch.setattr(engine.runner, "begin", lost)
     clients, late = [Client(prompt(n, 10)) for n in range(3)], Client(prompt(4, 10))
     scheduler = Scheduler(engine, parallel=2)
     for client in clients:
