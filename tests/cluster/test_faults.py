@@ -140,7 +140,7 @@ def test_a_prompt_that_fails_on_its_way_is_read_again(
 def test_the_head_that_ends_lets_its_workers_end() -> None:
     engine, port = open_head(pocket_path(), 3, context=256)
     workers = [Hired(pocket_path(), port) for _ in range(2)]
-    engine.load()
+    engine.session().feed([5])  # all are connected: who is not gives up after the timeout only
     engine.close()
     for worker in workers:
         worker.wait()
