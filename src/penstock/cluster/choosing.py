@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,11 +79,10 @@ def answered(message: Message) -> Choice:
     return Choice(**numbers, edits=edits, mask=arrays.get("mask"))
 
 
-class Ask:
+class Ask(Protocol):
     """How the head asks the last stage: `begin` sends a question and gives what waits for the answer."""
 
-    def begin(self, question: Message) -> Callable[[], Message]:
-        raise NotImplementedError
+    def begin(self, question: Message) -> Callable[[], Message]: ...
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from penstock.cluster.message import Message
 from penstock.cluster.pipeline import Epoch, Pipeline
 from penstock.cluster.states import ClusterStates
 from penstock.engine.runner import Pending, Runner
-from penstock.errors import OptionError
 from penstock.model.base import Architecture
 from penstock.storage.storage import Storage
 
@@ -62,18 +61,6 @@ class ClusterRunner(Runner):
             rows.append(Row(slot, message.fields["number"], seen[slot], Best(token, highest, log_sum)))
             seen[slot] += 1
         return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
-
-    def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
-        for number, slot in enumerate(step.slots):
-            start, stop = step.starts[number], step.starts[number + 1]
-            count = stop - start if kept is None else kept[number]
-            if not 0 <= stop - start - count <= self.states.layout.max_rewind:
-                raise OptionError(f"{count} of {stop - start} tokens cannot be kept")
-            self.states.commit(slot, int(step.positions[start]) + count)
-
-    def discard(self, step: Step) -> None:
-        for slot in step.slots:
-            self.states.discard(slot)
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]

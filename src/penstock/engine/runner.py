@@ -36,17 +36,23 @@ class Runner(ABC):
         """Begins a step; calling the result waits for its logits, as `run` gives them.  Up to `depth` steps may be
         under way, over different sequences."""
 
-    @abstractmethod
     def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
         """Of each sequence's tokens in the step the first so many become part of its state (None: all).  At most
         `max_rewind` may be left out: drafts that were not accepted.
 
         A step that wants no logits may be committed while it is under way, and its sequences may be in the next
         one; if it fails then, their states are lost (`StatePool.lost`)."""
+        for number, slot in enumerate(step.slots):
+            start, stop = step.starts[number], step.starts[number + 1]
+            count = stop - start if kept is None else kept[number]
+            if not 0 <= stop - start - count <= self.states.layout.max_rewind:
+                raise OptionError(f"{count} of {stop - start} tokens cannot be kept")
+            self.states.commit(slot, int(step.positions[start]) + count)
 
-    @abstractmethod
     def discard(self, step: Step) -> None:
         """The sequences are as they were before the step."""
+        for slot in step.slots:
+            self.states.discard(slot)
 
     @abstractmethod
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
@@ -119,18 +125,6 @@ class LocalRunner(Runner):
     def logits(self, hidden: Array, step: Step) -> Logits:
         """Of what `forward` gave."""
         return self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
-
-    def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
-        for number, slot in enumerate(step.slots):
-            start, stop = step.starts[number], step.starts[number + 1]
-            count = stop - start if kept is None else kept[number]
-            if not 0 <= stop - start - count <= self.states.layout.max_rewind:
-                raise OptionError(f"{count} of {stop - start} tokens cannot be kept")
-            self.states.commit(slot, int(step.positions[start]) + count)
-
-    def discard(self, step: Step) -> None:
-        for slot in step.slots:
-            self.states.discard(slot)
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         logits = self.model.draft_logits(slot, position, token)
