@@ -24,8 +24,8 @@ from penstock.backend.cuda.attention import (
     Remember,
     RowsAt,
 )
-from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.dense import Dense, slices_of
+from penstock.backend.cuda.experts import Down, Up, takes_along
 from penstock.backend.cuda.hyper import LeaveAndEnter
 from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
@@ -125,7 +125,7 @@ class Layer:
 class Step:
     """The launches of one layer for `rows` rows at position `context`."""
 
-    PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "shared", "gate_up", "down")
+    PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "shared", "router", "up", "down")
 
     def __init__(
         self,
@@ -183,28 +183,37 @@ class Step:
             digits=heads, early=True,
         )  # fmt: skip
         middle = DigitVectors(rows, GROUPS * RANK)
-        self.out_a = Dense([layer.out_a], heads, [middle.values], rows, digits=middle, stages=stages)
+        self.out_a = Dense(
+            [layer.out_a],
+            heads,
+            [middle.values],
+            rows,
+            digits=middle,
+            stages=stages,
+        )
         self.out_b = Dense([layer.out_b], middle, [y], rows, stages=stages)
 
         x2 = Image(rows, HIDDEN, DIGITS | NEGATED | HALVES)
         self.enter_b = LeaveAndEnter(
             streams[0], layer.fn[1], base, scale, mixes[0], norm, x2, eps, eps, 20, streams[1], y, mixes[1]
         )
-        logits = torch.randn(rows, EXPERTS, device="cuda")
         shared_acts, acts = DigitVectors(rows, WIDTH), DigitVectors(rows * 6, WIDTH, 64)
+        along = takes_along(layer.router, layer.shared_up, layer.shared_down, layer.gate_up, rows)
+        logits = torch.randn(*((slices_of(layer.router),) if along else ()), rows, EXPERTS, device="cuda")
         router = Router(logits, 6, 1.5, torch.randn(EXPERTS, device="cuda") * 0.1)
-        both, results = [layer.shared_up, layer.router], [shared_acts.values, logits]
-        self.shared = Dense(
-            both,
-            x2,
-            results,
-            rows,
-            digits=shared_acts,
-            limit=10.0,
-            router=router,
-            stages=tune.get("shared", stages),
-        )
-        self.gate_up = GateUp(layer.gate_up, router, x2, acts, rows, stages=tune.get("up", 2))
+        self.shared: Dense | None = None
+        self.router: Dense | None = None
+        if along:
+            self.up = Up(
+                layer.gate_up, router, x2, acts, rows, layer.router, layer.shared_up, shared_acts,
+                stages=tune.get("up", 3),
+            )  # fmt: skip
+        else:
+            self.shared = Dense(
+                [layer.shared_up], x2, [shared_acts.values], rows, digits=shared_acts, limit=10.0
+            )
+            self.router = Dense([layer.router], x2, [logits], rows, late=True, stages=tune.get("router", 4))
+            self.up = Up(layer.gate_up, router, x2, acts, rows, stages=tune.get("up", 3))
         self.down = Down(
             layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 3)
         )
@@ -213,7 +222,7 @@ class Step:
     def names(self) -> tuple[str, ...]:
         middle = ("indexer",) if self.indexer else ()
         first = ("enter_a", "q_a", "q_b", "remember", *middle, "attention", "out_a", "out_b")
-        return (*first, "enter_b", "shared", "gate_up", "down")
+        return (*first, "enter_b", "shared", "router", "up", "down")
 
     def launch(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -265,7 +274,7 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
     choices = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
     chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
-    sample = SampleRows(choices, torch.empty_like(logits), chosen, rows)
+    sample = SampleRows(choices, torch.empty_like(logits), chosen, torch.empty_like(tokens), rows)
 
     def everything() -> None:
         turns.launch(OVERLAP)
@@ -288,12 +297,15 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
 
         return work
 
-    for name in ("q_a", "q_b", "out_a", "out_b", "shared"):
-        works[name] = (sum(getattr(step, name).nbytes for step in steps), every(name))
-    works["gate_up"] = (int(n * one.gate_up.nbytes * used / EXPERTS), every("gate_up"))
+    for name in ("q_a", "q_b", "out_a", "out_b", "shared", "router"):
+        if getattr(steps[0], name) is not None:
+            works[name] = (sum(getattr(step, name).nbytes for step in steps), every(name))
+    beside = 0 if steps[0].shared else one.shared_up.nbytes + one.router.nbytes
+    works["up"] = (int(n * (one.gate_up.nbytes * used / EXPERTS + beside)), every("up"))
+    works["up, down"] = (0, every("up", "down"))
     works["down"] = (int(n * (one.down.nbytes * used / EXPERTS + one.shared_down.nbytes)), every("down"))
     works["head"] = (head.nbytes, lambda: last.launch(OVERLAP))
-    products = sum(size for size, _ in works.values())
+    products = sum(size for name, (size, _) in works.items() if name != "up, down")
 
     def all_products() -> None:
         for step in steps:

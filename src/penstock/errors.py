@@ -53,6 +53,10 @@ class BudgetError(PenstockError, ValueError):
     """A memory budget that the model cannot run in."""
 
 
+class DeviceLostError(PenstockError):
+    """A device that answers no more.  Only another process can use it again."""
+
+
 class BusyError(PenstockError):
     """Too much to do already: try again later."""
 

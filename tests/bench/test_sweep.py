@@ -4,15 +4,17 @@ import csv
 import io
 import json
 import math
+from collections.abc import Callable
 from xml.etree import ElementTree
 
 import pytest
 
 import penstock
+from penstock.backend.base import KernelTime
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.plot import draw, short
 from penstock.bench.report import Report, summarise
-from penstock.bench.sweep import Trial, sweep, sweep_tokens
+from penstock.bench.sweep import Timing, Trial, _on_device, sweep, sweep_tokens
 from penstock.bench.traffic import Part
 from penstock.errors import OptionError
 
@@ -107,3 +109,21 @@ def test_short_numbers(count: int, expected: str) -> None:
 
 def test_bandwidth() -> None:
     assert read_bandwidth(threads=2, buffer=1 << 24, rounds=1) > 0
+
+
+class Device:
+    """Runs work and says that it took a second."""
+
+    def profile(self, work: Callable[[], object]) -> list[KernelTime]:
+        work()
+        return [KernelTime("dense", 16, 1.0)]
+
+
+def test_on_a_device_tokens_are_generated_and_taken_back(small_engine: penstock.Engine) -> None:
+    session, told = small_engine.session(), list[int]()
+    session.feed(list(range(10)))
+    prefill = Timing(10, 1.0, {})
+    trial = _on_device(Device(), session, 5, 6, prefill, told.append)  # type: ignore[arg-type]
+    assert session.position == 10
+    assert sum(told) == trial.decode.tokens == 6
+    assert trial.kernels == (KernelTime("dense", 3, 1 / 6),)

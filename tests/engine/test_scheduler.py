@@ -8,7 +8,14 @@ from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
-from penstock.errors import BusyError, ContextLengthError, OptionError, ReadError, ShutdownError
+from penstock.errors import (
+    BusyError,
+    ContextLengthError,
+    DeviceLostError,
+    OptionError,
+    ReadError,
+    ShutdownError,
+)
 from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 
@@ -188,3 +195,24 @@ def test_the_cache_has_a_budget(engine: Engine) -> None:
     assert cache.bytes <= cache.budget
     assert cache.take([*prompt(5, 40), 1]).session.position == 40
     assert cache.take([*prompt(0, 40), 1]).session.position == 0  # it was the first to go
+
+
+def test_a_lost_device_is_the_end_for_all(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody hears why: who is being answered, who waits, and who comes later."""
+
+    def lost(*_: object) -> None:
+        raise DeviceLostError("the GPU is lost")
+
+    monkeypatch.setattr(engine.runner, "run", lost)
+    clients, late = [Client(prompt(n, 10)) for n in range(3)], Client(prompt(4, 10))
+    scheduler = Scheduler(engine, parallel=2)
+    for client in clients:
+        scheduler.submit(client.request)
+    scheduler.start()
+    for client in clients:
+        assert client.over.wait(60)
+        assert isinstance(client.failure, DeviceLostError)
+    assert isinstance(scheduler.failure, DeviceLostError)
+    with pytest.raises(DeviceLostError):
+        scheduler.submit(late.request)
+    scheduler.stop()

@@ -2,7 +2,14 @@
 
 import pytest
 
-WITHOUT_A_CARD = ("test_layouts.py", "test_compile.py", "test_states.py", "test_graphs.py")
+WITHOUT_A_CARD = (
+    "test_compile.py",
+    "test_faults.py",
+    "test_graphs.py",
+    "test_layouts.py",
+    "test_profile.py",
+    "test_states.py",
+)
 
 
 def _why_not() -> str | None:

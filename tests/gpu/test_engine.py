@@ -212,6 +212,32 @@ def test_the_draft_block() -> None:
     assert same == 1
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"temperature": 0}, {"top_p": 0.9, "seed": 3, "repetition_penalty": 1.2}], ids=str
+)
+def test_steps_that_begin_early_change_nothing(
+    cuda: Engine, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    """The token that a step reads on the card is the one that the host hears of."""
+    sampling, begun, found = Sampling(ignore_eos=True, **chosen), list[int](), []
+    run = cuda.runner.run
+
+    def counted(step: Any, *rest: Any) -> Any:
+        begun.append(step.source is not None)
+        return run(step, *rest)
+
+    monkeypatch.setattr(cuda.runner, "run", counted)
+    for ahead in (True, False):
+        if not ahead:
+            monkeypatch.setattr(cuda, "run_ahead", lambda _: None)
+        session = cuda.session()
+        steps = list(cuda.generate(ids(50, seed=9), 40, sampling, session))
+        found.append(([step.token for step in steps], [step.logprob for step in steps], session.feed([5])))
+    assert sum(begun) == 39
+    assert found[0][:2] == found[1][:2]
+    np.testing.assert_array_equal(found[0][2], found[1][2])
+
+
 def test_requests_together_get_the_answers_they_get_alone(cuda: Engine) -> None:
     clients = [
         Client(ids(9 + 11 * n, seed=n), 5 + n, temperature=n % 2, seed=n, top_p=0.9, repetition_penalty=1.1)

@@ -5,10 +5,19 @@ import pytest
 import torch
 
 from penstock.backend.cuda import layouts, weights
-from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.deepseek_v4.batch import Launch
+from penstock.backend.cuda.dense import Dense, slices_of
+from penstock.backend.cuda.experts import Down, Up, takes_along, up_forms
 from penstock.backend.cuda.hyper import MakeImage
-from penstock.backend.cuda.inputs import DIGITS, FLOATS, HALVES, NEGATED, DigitVectors, Image
+from penstock.backend.cuda.inputs import (
+    DIGITS,
+    FLOATS,
+    HALVES,
+    NEGATED,
+    DigitVectors,
+    Image,
+    forms_of,
+)
 from penstock.backend.cuda.routing import Router
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -141,26 +150,51 @@ class Experts:
         self, x: torch.Tensor, table: torch.Tensor | None, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         rows = len(x)
-        logits, out = poisoned(rows, self.experts), poisoned(rows, self.hidden)
+        along = takes_along(self.packed_router, self.shared_gate_up, self.shared_down, self.gate_up, rows)
+        parts = poisoned(slices_of(self.packed_router) if along else 1, rows, self.experts)
         acts, shared_acts = DigitVectors(rows * self.count, self.width, 64), DigitVectors(rows, self.width)
-        bias = None if table is not None else on_card(self.bias)
-        router = Router(logits, self.count, 1.5, bias, table, tokens)
-        first = Dense(
-            [self.shared_gate_up, self.packed_router],
-            x,
-            [shared_acts.values, logits],
-            rows,
-            digits=shared_acts,
-            limit=self.limit,
-            router=router,
+        bias, out = None if table is not None else on_card(self.bias), poisoned(rows, self.hidden)
+        router = Router(parts, self.count, 1.5, bias, table, tokens)
+        image = Image(
+            rows, self.hidden, forms_of([types.Q8_0, types.F16], rows) | up_forms(self.up_kind, rows)
         )
-        up = GateUp(self.gate_up, router, x, acts, rows, limit=self.limit)
-        down = Down(self.packed_down, router, acts, out, rows, self.shared_down, shared_acts)
+        launches: list[Launch] = [MakeImage(x, image)]
+        given = (self.gate_up, router, image, acts, rows)
+        if along:
+            launches.append(
+                Up(*given, self.packed_router, self.shared_gate_up, shared_acts, self.limit, self.limit)
+            )
+        else:
+            beside, limit = [shared_acts.values], self.limit
+            launches += [
+                Dense([self.shared_gate_up], image, beside, rows, digits=shared_acts, limit=limit),
+                Dense([self.packed_router], image, [parts[0]], rows, late=True, stages=4),
+                Up(*given, limit=limit),
+            ]
+        launches.append(Down(self.packed_down, router, acts, out, rows, self.shared_down, shared_acts))
         for _ in range(2):
-            for kernel in (first, up, down):
+            for kernel in launches:
                 kernel.launch()
+        logits = torch.zeros(rows, self.experts, device="cuda")
+        for part in parts:
+            logits += part
+        assert not router.counter.any()
+        assert not shared_acts.counters.any()
+        assert np.array_equal(
+            router.ids(rows).cpu().numpy(), self.chosen(logits.cpu().numpy(), table, tokens)
+        )
         assert not acts.counters.any()
         return out, logits
+
+    def chosen(
+        self, logits: np.ndarray, table: torch.Tensor | None, tokens: torch.Tensor | None
+    ) -> np.ndarray:
+        """Best first, ties to the lower id."""
+        if table is not None and tokens is not None:
+            by_token: np.ndarray = table.cpu().numpy()[tokens.cpu().numpy()]
+            return by_token
+        ranked = -(ref.router_scores(logits.astype(np.float64)) + self.bias)
+        return np.argsort(ranked, axis=1, kind="stable")[:, : self.count]
 
     def wanted(
         self, x: ref.Floats, logits: ref.Floats, table: np.ndarray | None, tokens: np.ndarray | None
@@ -210,14 +244,17 @@ def test_experts(up: WeightType, down: WeightType, hidden: int, width: int) -> N
         assert np.array_equal(result, first[:rows]), f"{rows} rows differ from 8"
 
 
-def test_experts_by_token() -> None:
+@pytest.mark.parametrize("tokens", [[3, 9, 3], [4] * 8, [1, 4, 4, 4, 4, 4, 1], [7]], ids=str)
+def test_experts_by_token(tokens: list[int]) -> None:
+    """Rows with the same experts share their weights by fours; a table may name an expert twice."""
     layer = Experts(types.IQ2_XXS, types.Q2_K, 512, 256, 32)
     rng = np.random.default_rng(30)
     table = np.stack([rng.choice(32, 6, replace=False) for _ in range(10)]).astype(np.int32)
-    tokens = np.array([3, 9, 3], np.int32)
-    x = ref.random_inputs(3, 512, 31)
-    out, logits = layer.run(on_card(x), on_card(table), on_card(tokens))
-    wanted = layer.wanted(x.astype(np.float64), logits.cpu().numpy().astype(np.float64), table, tokens)
+    table[7, 4] = table[7, 1]
+    rows = np.array(tokens, np.int32)
+    x = ref.random_inputs(len(rows), 512, 31)
+    out, logits = layer.run(on_card(x), on_card(table), on_card(rows))
+    wanted = layer.wanted(x.astype(np.float64), logits.cpu().numpy().astype(np.float64), table, rows)
     assert ref.error(out.cpu().numpy(), wanted) < 2 * AGAINST_INPUTS
 
 
@@ -245,7 +282,12 @@ def test_what_the_router_chooses() -> None:
     x[0] = raw[12].view(np.float32) * 50  # so that both are the best of row 0
     logits = poisoned(4, experts)
     router = Router(logits, 6, 1.5)
-    Dense([packed], on_card(x), [logits], 4, router=router).launch()
+    image = Image(4, hidden, DIGITS | FLOATS)
+    gate, up = (on_card(ref.random_weights(types.Q8_0, experts * 16, hidden, seed)) for seed in (52, 53))
+    gate_up = weights.repack_pair(gate, up, types.Q8_0, 16, hidden, experts)
+    MakeImage(on_card(x), image).launch()
+    Dense([packed], image, [logits], 4, late=True).launch()
+    Up(gate_up, router, image, DigitVectors(4 * 6, 16, 64), 4).launch()
     scores = ref.router_scores(logits.cpu().numpy().astype(np.float64))
     wanted = np.argsort(-scores, axis=1, kind="stable")[:, :6]
     assert np.array_equal(router.ids(4).cpu().numpy(), wanted)

@@ -20,7 +20,7 @@ import pytest
 
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
-from penstock.errors import OptionError, PenstockError, ReadError
+from penstock.errors import DeviceLostError, OptionError, PenstockError, ReadError
 from penstock.pocket import pocket_path
 from penstock.server.http.server import Server, address, listen
 from penstock.server.http.settings import Settings
@@ -221,6 +221,34 @@ def test_a_model_that_cannot_be_read_after_all(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "load", fail)
     with listen("127.0.0.1", 0) as listener, pytest.raises(ReadError, match="the disk is gone"):
         Server(Service(engine, Settings(port=0)), farewell=0).run_until_signal(listener)
+
+
+def test_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is being answered hears why, and so does whoever started the server, which ends."""
+    engine = Engine(pocket_path(), threads=1)
+    run, steps, heard = engine.runner.run, list[object](), list[str]()
+
+    def fail(*arguments: Any) -> Any:
+        steps.append(arguments)
+        if len(steps) > 3:
+            raise DeviceLostError("the GPU is lost")
+        return run(*arguments)
+
+    monkeypatch.setattr(engine.runner, "run", fail)
+
+    def ask(url: str) -> None:
+        endless = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=endless, timeout=120) as stream:
+            heard.extend(line for line in stream.iter_lines() if line)
+
+    with listen("127.0.0.1", 0) as listener:
+        client = threading.Thread(target=ask, args=(address(listener),))
+        client.start()
+        with pytest.raises(DeviceLostError, match="the GPU is lost"):
+            Server(Service(engine, Settings(port=0)), farewell=0).run_until_signal(listener)
+        client.join()
+    error = json.loads(heard[-1].removeprefix("data: "))["error"]
+    assert (error["code"], error["message"]) == ("unavailable", "the GPU is lost")
 
 
 def test_flags_that_cannot_go_together_or_be_read() -> None:

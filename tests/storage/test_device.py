@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backend.base import Bytes, DeviceBackend, DeviceSpeeds, ExpertStack, SlicedWeight
+from penstock.backend.base import Bytes, DeviceBackend, DeviceSpeeds, ExpertStack, KernelTime, SlicedWeight
 from penstock.backend.state import StateLayout, StatePool
 from penstock.errors import BudgetError
 from penstock.pocket import pocket_path
@@ -104,6 +104,9 @@ class FakeDevice(DeviceBackend):
 
     def speeds(self) -> DeviceSpeeds:
         return DeviceSpeeds(1.0, 1.0)
+
+    def profile(self, work: Callable[[], object]) -> list[KernelTime]:
+        raise NotImplementedError
 
     def stats(self) -> dict[str, Any]:
         return {}

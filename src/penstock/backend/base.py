@@ -124,13 +124,27 @@ class Chosen(NamedTuple):
     best: float  # after them
 
 
+class Choosing(ABC):
+    """A choice under way on a device."""
+
+    @abstractmethod
+    def result(self) -> Chosen:
+        """Waits for it.  Says the same, or raises the same, as often as it is asked."""
+
+
 class Sampling(ABC):
     """What choosing a token asks of a row of logits [vocab]."""
 
-    def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
-        """Begins to choose, where logits are not on the host; calling the result waits for it.  Several that have
-        been started are made together.  None: the questions below are to be asked."""
+    def start(self, logits: Logits, choice: Choice) -> Choosing | None:
+        """Begins to choose, where logits are not on the host.  Several that have been started are made together.
+        None: the questions below are to be asked."""
         del logits, choice
+        return None
+
+    def tokens(self, choices: Sequence[Choosing]) -> Array | None:
+        """Where the tokens that are being chosen will be, on the device, for a step that begins before anybody knows
+        them (`Step.source`).  None: they come to the host alone."""
+        del choices
         return None
 
     @abstractmethod
@@ -221,6 +235,14 @@ class DeviceSpeeds(NamedTuple):
     from_host: float  # copying to it
 
 
+class KernelTime(NamedTuple):
+    """What a device did under one name."""
+
+    name: str
+    launches: int
+    seconds: float
+
+
 class DeviceBackend(Backend):
     """A device with memory of its own, to which all weights are copied."""
 
@@ -231,6 +253,10 @@ class DeviceBackend(Backend):
 
     @abstractmethod
     def speeds(self) -> DeviceSpeeds: ...
+
+    @abstractmethod
+    def profile(self, work: Callable[[], object]) -> list[KernelTime]:
+        """The device's time for `work` by kernel, most first; together all the time from its first to its last."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

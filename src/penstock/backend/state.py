@@ -136,13 +136,14 @@ class Step:
     slots: tuple[int, ...]  # [sequences]
     starts: tuple[int, ...]  # [sequences + 1]: rows of sequence i are [starts[i], starts[i + 1])
     logits: NDArray[np.int64]  # the rows whose logits are wanted, ascending
+    source: Any = None  # tokens on the device [rows] that stand for those above, which nobody knows yet
 
     @property
     def rows(self) -> int:
         return len(self.tokens)
 
     @staticmethod
-    def of(sequences: Sequence[tuple[int, int, Sequence[int], int]]) -> "Step":
+    def of(sequences: Sequence[tuple[int, int, Sequence[int], int]], source: Any = None) -> "Step":
         """From (slot, position of the first token, tokens, how many of the last rows want logits)."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -159,4 +160,5 @@ class Step:
             tuple(slot for slot, _, _, _ in sequences),
             tuple(starts),
             np.array(wanted, np.int64),
+            source,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from penstock.backend.base import KernelTime
 from penstock.backend.state import DTYPES
 from penstock.bench.sweep import Timing, Trial
 from penstock.bench.traffic import Part, state_bytes, weight_bytes
@@ -24,6 +25,7 @@ class Point:
     decode_range: tuple[float, float]
     bytes_per_token: int  # weights and attention state that a decoded token reads
     bandwidth: float
+    kernels: tuple[KernelTime, ...] = ()  # of a decoded token on a device
 
     @property
     def floor_s(self) -> float:
@@ -46,6 +48,15 @@ class Report:
     weight_bytes: dict[Part, int]  # read per decoded token
     points: tuple[Point, ...]
     notes: tuple[str, ...]
+
+    @cached_property
+    def kernels(self) -> list[str]:
+        """Those of a device that were seen, most time first."""
+        seconds: dict[str, float] = {}
+        for point in self.points:
+            for kernel in point.kernels:
+                seconds[kernel.name] = seconds.get(kernel.name, 0.0) + kernel.seconds
+        return sorted(seconds, key=lambda name: -seconds[name])
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -95,7 +106,8 @@ def summarise(engine: Engine, trials: Sequence[Trial], bandwidth: float, notes: 
         prefill, prefill_range = _middle(own, lambda trial: trial.prefill)
         decode, decode_range = _middle(own, lambda trial: trial.decode)
         read = sum(weights.values()) + state_bytes(engine.config, context + decode.tokens // 2, value_bytes)
-        points.append(Point(context, prefill, decode, prefill_range, decode_range, read, bandwidth))
+        kernels = own[-1].kernels
+        points.append(Point(context, prefill, decode, prefill_range, decode_range, read, bandwidth, kernels))
     return Report(
         model=str(engine.checkpoint.path),
         threads=engine.options.thread_count,
@@ -121,6 +133,7 @@ def _point(point: Point) -> dict[str, Any]:
         "bytes_per_token": point.bytes_per_token,
         "floor_s": point.floor_s,
         "of_floor": point.of_floor,
+        "kernels_s": {kernel.name: kernel.seconds for kernel in point.kernels},
     }
 
 

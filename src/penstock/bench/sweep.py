@@ -4,12 +4,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from penstock.backend.base import DeviceBackend, KernelTime
 from penstock.bench.stopwatch import Stopwatch, watching
 from penstock.bench.traffic import Part
 from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.errors import OptionError
+
+PROFILED: Final = 8  # tokens
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Trial:
     context: int
     prefill: Timing
     decode: Timing
+    kernels: tuple[KernelTime, ...] = ()  # of a decoded token on a device
 
 
 def sweep(
@@ -42,7 +48,8 @@ def sweep(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Trial]:
-    """Goes through all frontiers `repeat` times.  Token ids are random, and the same every time.
+    """Goes through all frontiers `repeat` times.  Token ids are random, and the same every time; on a device, where
+    they stay, those that are decoded are the model's own.
 
     What was decoded at a frontier is taken back, so the prompt goes on as if it had not been.  `progress` is called
     with the number of tokens just processed.
@@ -59,10 +66,42 @@ def sweep(
         for frontier in frontiers:
             with watching(engine.runner.model) as watch:
                 prefill = _prefill(session, ids[session.position : frontier], watch, progress)
+            if isinstance(engine.backend, DeviceBackend):
+                yield _on_device(engine.backend, session, ids[frontier], decode, prefill, progress)
+                continue
             with watching(engine.runner.model) as watch:
                 decoded = _decode(session, ids[frontier : frontier + decode], watch, progress)
             session.rewind(decode)
             yield Trial(frontier, prefill, decoded)
+
+
+def _on_device(
+    device: DeviceBackend,
+    session: Session,
+    token: int,
+    count: int,
+    prefill: Timing,
+    progress: Callable[[int], None],
+) -> Trial:
+    """Tokens as they are generated, one step begun before the token before it is here; then time by kernel, which
+    costs time itself."""
+    frontier, engine = session.position, session.engine
+
+    def decode(count: int) -> Iterator[object]:
+        yield from engine.generate([token], count, Sampling(temperature=0, ignore_eos=True), session)
+        session.rewind(session.position - frontier)
+
+    list(decode(min(count, PROFILED)))  # graphs are recorded
+    begin = time.perf_counter()
+    for _ in decode(count):
+        progress(1)
+    decoded = _timing(count, time.perf_counter() - begin, Stopwatch())
+    profiled = min(count, PROFILED)
+    found = device.profile(lambda: list(decode(profiled)))
+    kernels = [
+        KernelTime(name, round(launches / profiled), seconds / profiled) for name, launches, seconds in found
+    ]
+    return Trial(frontier, prefill, decoded, tuple(kernels))
 
 
 def sweep_tokens(frontiers: Sequence[int], decode: int, repeat: int) -> int:

@@ -22,6 +22,7 @@ from penstock.engine.options import EngineOptions
 from penstock.machine.cpu import cache_bytes
 from penstock.sizes import size
 
+SHOWN: Final = 0.01  # of a token's time, from which a kernel has a line of its own
 INTERRUPTED: Final = 130  # exit status of a command that Ctrl-C ended
 
 
@@ -42,7 +43,7 @@ def bench(model: Path | None, chosen: EngineOptions, asked: Asked) -> int:
     device = engine.backend if isinstance(engine.backend, DeviceBackend) else None
     bandwidth = device.speeds().memory if device else read_bandwidth(engine.options.thread_count)
     if device is not None:
-        notes.append(f"on {device.description}; parts are the host's time, while the GPU works on its own")
+        notes.append(f"on {device.description}; kernels of a decoded token from the driver's records")
     elif sum(weight_bytes(engine.checkpoint).values()) < cache_bytes():
         notes.append("what a token reads fits the CPU's cache, so it may be faster than memory allows")
     trials, interrupted = _measure(engine, frontiers, asked.decode, asked.repeat)
@@ -88,7 +89,7 @@ def _print(report: Report) -> None:
     console.print(f"{report.model}: {report.threads} thread{many}, {report.kv_dtype} state", markup=False)
     console.print(f"memory can be read at {report.bandwidth / 1e9:.1f} GB/s")
     console.print(_speeds(report))
-    console.print(_times(report))
+    console.print(_kernels(report) if report.kernels else _times(report))
     for note in report.notes:
         console.print(note, markup=False)
 
@@ -135,6 +136,28 @@ def _times(report: Report) -> Table:
     return table
 
 
+def _kernels(report: Report) -> Table:
+    """Milliseconds of a decoded token by kernel; those that take less than a hundredth share a line."""
+    table = Table("ms per token", box=None)
+    for point in report.points:
+        table.add_column(f"decode {short(point.context)}", justify="right")
+    found = [{kernel.name: kernel.seconds for kernel in point.kernels} for point in report.points]
+    shown = [
+        name
+        for name in report.kernels
+        if any(each.get(name, 0) > SHOWN * sum(each.values()) for each in found)
+    ]
+    for name in shown:
+        table.add_row(name, *(_share(each.get(name, 0.0), sum(each.values())) for each in found))
+    rest = [sum(seconds for name, seconds in each.items() if name not in shown) for each in found]
+    table.add_row("others", *(_share(rest[n], sum(each.values())) for n, each in enumerate(found)))
+    return table
+
+
+def _share(seconds: float, of: float) -> str:
+    return f"{1e3 * seconds:.3f} {seconds / of if of else 0.0:4.0%}"
+
+
 def _part(timing: Timing, part: Part) -> str:
     seconds = timing.parts.get(part, 0.0)
-    return f"{1e3 * seconds / timing.tokens:.3f} {seconds / timing.seconds:4.0%}"
+    return _share(seconds / timing.tokens, timing.seconds / timing.tokens)

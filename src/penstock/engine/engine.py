@@ -3,10 +3,11 @@
 import gc
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
+from penstock.engine.ahead import Ahead
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
@@ -23,7 +25,7 @@ from penstock.engine.runner import Loading, LocalRunner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
-from penstock.errors import BudgetError, OptionError, TokenError
+from penstock.errors import BudgetError, OptionError, PenstockError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
 from penstock.machine.pages import give_back_freed
@@ -81,6 +83,7 @@ class Engine:
         if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
             self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
         self._runner: LocalRunner | None = None
+        self._ahead = Ahead(self._discard)
         self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
         self._lock = threading.Lock()
@@ -164,6 +167,7 @@ class Engine:
 
     def _unload(self) -> None:
         """With the lock held."""
+        self._ahead.drop()
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -323,26 +327,60 @@ class Engine:
         self, work: Sequence[tuple[Session, list[int], int]], progress: Callable[[float], None] | None
     ) -> list[Logits | None]:
         """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
-        self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
-        runner = self._load()
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
+        found: list[Logits | None] = []
+        begun = self._ahead.take(work)
+        if begun is None:
+            self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
+        runner = self._load()
         try:
-            logits = runner.run(step, progress)
+            if begun is None:
+                logits = runner.run(step, progress)
+                ends = accumulate(rows for _, _, rows in work)
+                found += [
+                    logits[end - rows : end] if rows else None
+                    for (_, _, rows), end in zip(work, ends, strict=True)
+                ]
+            else:
+                found += begun
             runner.commit(step)
         except BaseException:
             runner.discard(step)
             raise
-        found: list[Logits | None] = []
-        at = 0
-        for session, ids, rows in work:
-            part = logits[at : at + rows] if rows else None
-            at += rows
+        for (session, ids, _), part in zip(work, found, strict=True):
             session._advance(ids)
             session.last_logits = None if part is None else part[-1].copy()
-            found.append(part)
         return found
+
+    def _discard(self, step: ModelStep, slots: Collection[int]) -> None:
+        """A step counts for nothing in these of its slots, as far as somebody holds them."""
+        if self._runner is not None:
+            self._runner.discard(replace(step, slots=tuple(slot for slot in slots if slot in self.written)))
+
+    def run_ahead(self, generations: Sequence[Generation]) -> None:
+        """Begins the step after the tokens that these are choosing, before anybody knows them, where a device can
+        (`engine/ahead.py`).  Whether or not it did, `advance` comes next, with the tokens."""
+        with self._lock, suppress(PenstockError):  # what is wrong with a step is said when it is needed
+            work = [
+                (each.session, each.sampler.choosing)
+                for each in generations
+                if each.session is not None and not each.is_last
+            ]
+            choices = [choice for _, choice in work if choice is not None]
+            if not self._ahead.allowed or self._runner is None or not work or len(choices) < len(work):
+                return
+            source = self.backend.sampling.tokens(choices)
+            if source is None:
+                return
+            step = ModelStep.of([(each.state.slot, each.position, [0], 1) for each, _ in work], source)
+            self._make_room({each.state.slot: each.position + 1 for each, _ in work})
+            self._ahead.begin(step, choices, self._load().run(step))
+
+    def has_begun(self, sessions: Sequence[Session]) -> bool:
+        """Whether the next step of these is under way already."""
+        return self._ahead.has(sessions)
 
     def _make_room(self, lengths: dict[int, int]) -> None:
         """Sessions are about to have so many tokens, by slot: where that is more than the plan has for them, experts
@@ -407,6 +445,7 @@ class Engine:
             raise OptionError("mtp_logits needs a session with at least one token")
         (token,) = self._checked([next_token])
         with self._lock:
+            self._ahead.drop()  # its logits are where these will be
             return self._load().draft_logits(session.state.slot, session.position, token)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
@@ -438,6 +477,8 @@ class Engine:
         while True:
             self._feed([(session, ids)], "kept", watch)
             assert session.last_logits is not None
+            generation.start(session.last_logits)
+            self.run_ahead([generation])
             step = generation.next(session.last_logits)
             yield step
             if step.finish_reason is not None:

@@ -7,13 +7,13 @@ Log-probabilities are the model's own, before any of these.
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Choice, Edits
+from penstock.backend.base import Choice, Choosing, Edits
 from penstock.backend.base import Chosen as ChosenToken
 from penstock.backend.base import Sampling as LogitOps
 from penstock.engine.constraint import Constraint
@@ -45,7 +45,7 @@ class Sampler:
         self.output: Counter[int] = Counter()
         self.count = 0
         self._vocab = vocab_size
-        self._started: Callable[[], ChosenToken] | None = None
+        self.choosing: Choosing | None = None  # the next token, where that is done elsewhere
 
     def start(self, logits: NDArray[np.float32]) -> None:
         """Begins to choose where the logits lie, if they are not on the host; `sample` with the same ones follows.
@@ -53,21 +53,21 @@ class Sampler:
         where: object = logits
         if isinstance(where, np.ndarray):
             return
-        if self._started is None and not self.sampling.top_logprobs:
+        if self.choosing is None and not self.sampling.top_logprobs:
             s = self.sampling
             mask = None if self.constraint is None else self.constraint.bits(self._vocab)
             choice = Choice(
                 s.temperature, s.top_k, s.top_p, s.min_p, self._chance() if s.temperature > 0 else 0.0,
                 s.repetition_penalty, self._edits(), mask,
             )  # fmt: skip
-            self._started = self.ops.start(logits, choice)
+            self.choosing = self.ops.start(logits, choice)
 
     def sample(self, logits: NDArray[np.float32]) -> Sampled:
         """logits [vocab] → the next token"""
         self.start(logits)
-        if self._started is not None:
-            waiting, self._started = self._started, None
-            return self._taken(waiting())
+        if self.choosing is not None:
+            waiting, self.choosing = self.choosing, None
+            return self._taken(waiting.result())
         logits = np.asarray(logits)
         likeliest, highest = self.ops.top(logits)
         if likeliest < 0 or not math.isfinite(highest):

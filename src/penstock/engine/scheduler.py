@@ -40,7 +40,7 @@ from penstock.engine.requests import (
     Work,
 )
 from penstock.engine.scoring import score_prompt, score_rows
-from penstock.errors import BusyError, ContextLengthError, PenstockError, ShutdownError
+from penstock.errors import BusyError, ContextLengthError, DeviceLostError, PenstockError, ShutdownError
 
 ENOUGH: Final = 256  # tokens that have to be read before their pace says something
 Logits = NDArray[np.float32]
@@ -63,7 +63,7 @@ class Scheduler:
         self.prefix_cache = PrefixCache(engine) if prefix_cache is None else prefix_cache
         self.park_after = park_after
         self.ready = not engine.parked  # it was once
-        self.failure: Exception | None = None  # why it never will be
+        self.failure: Exception | None = None  # why it never will be, or will be no more
         self._waiting: deque[Request] = deque()
         self._slots: list[Slot] = []
         self._last_turn: dict[str, int] = {}  # of clients that are here, in the order in which they had one
@@ -99,6 +99,8 @@ class Scheduler:
             request.emit(Scored([], last=True))
             return
         with self._changed:
+            if self.failure is not None:
+                raise self.failure
             if self._ended:
                 raise ShutdownError("the server is shutting down")
             if len(self._waiting) >= self.most_waiting:
@@ -195,10 +197,23 @@ class Scheduler:
                     self.engine.load()
                 else:
                     self.step()
+            except DeviceLostError as error:
+                self._give_up(error)
+                return
             except Exception as error:  # nobody may wait for ever because one step went wrong
                 logging.getLogger(__name__).exception("a step failed")
                 for slot in list(self._slots):
                     self._leave(slot, Failed(error))
+
+    def _give_up(self, error: DeviceLostError) -> None:
+        """Nothing can be computed in this process any more: everybody hears why, also those who come now."""
+        with self._changed:
+            self.failure, self._ended = error, True
+            over = [slot.request for slot in self._slots] + list(self._waiting)
+            self._slots.clear()
+            self._waiting.clear()
+        for request in over:
+            request.emit(Failed(error))
 
     def _idle(self) -> bool:
         return not self._slots and not self._waiting
@@ -229,13 +244,15 @@ class Scheduler:
             self._one_by_one(work, error)
             return
         scores = [score_prompt(part, logits) for part, logits in zip(work, found, strict=True)]
+        for part, logits in zip(work, found, strict=True):
+            self._start(part, logits)
+        self._run_ahead(work)
+        self._settle(work)
         seconds = time.perf_counter() - begin
         self.engine_seconds += seconds
         self._measure(work, seconds)
         self.steps += 1
         self.busy_rows += len(work)
-        for part, logits in zip(work, found, strict=True):
-            self._start(part, logits)
         for part, logits, scored in zip(work, found, scores, strict=True):
             self._advance(part, logits, scored)
 
@@ -354,6 +371,8 @@ class Scheduler:
         """Which slots advance by which tokens."""
         decoding = [Work(slot, slot.pending, True) for slot in self._slots if not slot.prefilling]
         work = decoding[: self.engine.plan.chunk]
+        if work and self.engine.has_begun([part.slot.session for part in work]):
+            return work  # without those who have come since; they take part in the next one
         room = self.engine.plan.chunk - len(work)
         scoring = self._scores_next()
         if scoring:
@@ -391,6 +410,20 @@ class Scheduler:
         if slot.generation is not None and logits is not None and len(slot.pending) == len(work.ids):
             with suppress(PenstockError):  # said again when the token is asked for
                 slot.generation.start(logits[-1])
+
+    def _run_ahead(self, work: Sequence[Work]) -> None:
+        """If nobody else will take part in the next step, it need not wait until these tokens are here."""
+        joins = self._waiting and len(self._slots) < self.parallel
+        answering = [part.slot.generation for part in work if part.slot.generation and part.wants]
+        if not joins and len(answering) == len(self._slots):
+            self.engine.run_ahead(answering)
+
+    def _settle(self, work: Sequence[Work]) -> None:
+        """A step is over when its tokens are here."""
+        for part in work:
+            if part.slot.generation is not None:
+                with suppress(PenstockError):
+                    part.slot.generation.settle()
 
     def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
         slot, request = work.slot, work.slot.request
@@ -439,6 +472,8 @@ class Scheduler:
             self.prefix_cache.keep(session, "frontier")
 
     def _leave(self, slot: Slot, last: Update | None = None) -> None:
+        if isinstance(last, Failed) and isinstance(last.error, DeviceLostError):
+            raise last.error  # which is the end for all
         self._slots.remove(slot)
         self.prefix_cache.in_use = self._in_use()
         if slot.generation is not None:  # what was only scored is rarely continued

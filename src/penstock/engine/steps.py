@@ -67,6 +67,17 @@ class Generation:
         """What `next` will be called with: see `Sampler.start`."""
         self.sampler.start(logits)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no token can follow the one that `next` will give."""
+        assert self.session is not None
+        return self.remaining == 1 or self.session.position >= self.context
+
+    def settle(self) -> None:
+        """Waits for the token that is being chosen, if one is."""
+        if self.sampler.choosing is not None:
+            self.sampler.choosing.result()
+
     def next(self, logits: NDArray[np.float32]) -> Step:
         """The step that follows from the logits after the session's last token."""
         assert self.session is not None

@@ -132,7 +132,8 @@ class Service:
             self.prefill_speed.save()
             cache = self.scheduler.prefix_cache
             if cache.disk is not None:
-                cache.save()
+                if self.scheduler.failure is None:  # sessions are lost with their device
+                    cache.save()
                 cache.disk.close()
             self.responses.close()
             self.engine.close()

@@ -15,6 +15,7 @@ from penstock.backend.base import (
     DeviceSpeeds,
     DeviceWeight,
     ExpertTable,
+    KernelTime,
     Sampling,
 )
 from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
@@ -80,6 +81,13 @@ class CudaBackend(DeviceBackend):
         self.activate()
         with translated("measuring the GPU"):
             return DeviceSpeeds(*measure())
+
+    def profile(self, work: Callable[[], object]) -> list[KernelTime]:
+        from penstock.backend.cuda.profile import by_name, record
+
+        self.activate()
+        with translated("measuring the GPU"):
+            return by_name(record(work))
 
     def stats(self) -> dict[str, Any]:
         counted = read_gpu_memory(self.index)

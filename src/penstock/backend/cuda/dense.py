@@ -29,7 +29,6 @@ from penstock.backend.cuda.inputs import (
 )
 from penstock.backend.cuda.launch import Kernel, Module, module
 from penstock.backend.cuda.layouts import CELL, LAYOUTS
-from penstock.backend.cuda.routing import CHOSEN_BYTES, Router, RoutingArgument
 from penstock.backend.cuda.weights import Packed
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -45,9 +44,9 @@ class _Segment(ctypes.Structure):
 class _Dense(ctypes.Structure):
     _fields_ = (
         ("segments", _Segment * 8), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
-        ("routing", RoutingArgument), ("chosen", VOID), ("router_counter", VOID), ("router", INT),
         ("count", INT), ("groups", INT), ("rows", INT), ("columns", INT), ("forms", INT),
-        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("limit", FLOAT),
+        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("late", INT),
+        ("limit", FLOAT),
     )  # fmt: skip
 
 
@@ -60,7 +59,7 @@ class Dense:
     norm: the weight of an RMS norm on the way in.  A matrix with `count` > 1 is grouped: group g sees columns
     g · width … of x and writes its own rows; it must be alone.  A `paired` matrix gives swiglu(gate, up).
     digits: the first matrix's output also as digits; then its out must be `digits.values`.
-    router: the matrix whose out is `router.logits` decides the experts, for `GateUp` and `Down`.
+    late: the next kernel starts when the one before this has ended, and may read what that one wrote at once.
 
     One launch where the inputs fit in shared memory; else one for every form of input, or for half the rows.
     """
@@ -68,16 +67,16 @@ class Dense:
     def __init__(
         self, matrices: Sequence[Packed], x: Input, outs: Sequence[torch.Tensor], rows: int,
         norm: torch.Tensor | None = None, eps: float = 0.0, digits: DigitVectors | None = None, limit: float = 0.0,
-        router: Router | None = None, stages: int = 2,
+        late: bool = False, stages: int = 2,
     ):  # fmt: skip
         first = matrices[0]
         if any(m.columns != first.columns or (m.count > 1 and len(matrices) > 1) for m in matrices):
             raise ValueError("matrices of one launch have the same columns, and a grouped one is alone")
         if first.count > 1 and isinstance(x, DigitVectors):
             raise ValueError("a grouped product takes floats or images")
-        self._keep = (matrices, x, outs, norm, digits, router)
+        self._keep = (matrices, x, outs, norm, digits)
         self._launches: list[tuple[Kernel, int, _Dense]] = []
-        self._x, self._rows, self._limit, self._router, self._stages = x, rows, limit, router, stages
+        self._x, self._rows, self._limit, self._late, self._stages = x, rows, limit, late, stages
         self.nbytes = sum(m.nbytes for m in matrices)
         segments = [_segment(m, out) for m, out in zip(matrices, outs, strict=True)]
         output = digits.argument() if digits else DigitOutputArgument()
@@ -92,23 +91,19 @@ class Dense:
         stage = max(_piece(m.kind)[0] for m, _ in parts)
         depth = 4 if rows <= 2 else 2
         fixed = SCRATCH + depth * 8 * 2 * rows * 64 + input_bytes(columns, rows, forms)
-        deciding = self._deciding(parts)
-        stages, shared = fit(fixed + (CHOSEN_BYTES if deciding >= 0 else 0), stage, 8, self._stages)
+        stages, shared = fit(fixed, stage, 8, self._stages)
         if stages:
-            router = self._router
-            argument = _Dense(
-                (_Segment * 8)(*(segment for _, segment in parts)), inputs, output,
-                router.argument() if router else RoutingArgument(), address(router.chosen if router else None),
-                address(router.counter if router else None), deciding, len(parts), first.count, rows, columns,
-                forms, stages, stage, depth, self._limit,
-            )  # fmt: skip
             # Two blocks on every multiprocessor, where they fit, and no block without work.
             blocks = card().multiprocessors * (
                 2 if rows <= 4 and 2 * (shared + 1024) <= card().shared_limit + 1024 else 1
             )
             rounds = sum(-(-m.tiles // (8 // segment.slices)) for m, segment in parts)
             grid = min(max(1, blocks // first.count), rounds) * first.count
-            kernel = self._kernels(parts, deciding >= 0).kernel(f"dense_{4 * sets_of(rows)}", shared)
+            argument = _Dense(
+                (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
+                rows, columns, forms, stages, stage, depth, int(self._late), self._limit,
+            )  # fmt: skip
+            kernel = self._kernels(parts).kernel(f"dense_{4 * sets_of(rows)}", shared)
             self._launches.append((kernel, grid, argument))
             return
         by_form: dict[int, list[_Part]] = {}
@@ -118,13 +113,13 @@ class Dense:
             for some in by_form.values():
                 self._add(some, inputs, output if some[0] is parts[0] else DigitOutputArgument(), rows)
             return
-        if rows == 1 or output.digits or deciding >= 0 or isinstance(self._x, Image):
+        if rows == 1 or output.digits or isinstance(self._x, Image):
             raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
         for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
             self._add(moved, _moved_inputs(inputs, start, columns // CELL), output, count)
 
-    def _kernels(self, parts: list[_Part], deciding: bool) -> Module:
+    def _kernels(self, parts: list[_Part]) -> Module:
         """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
         formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
         source = "ANYTHING"
@@ -132,19 +127,7 @@ class Dense:
             source = "IMAGE"
         elif isinstance(self._x, DigitVectors):
             source = "READY_DIGITS"
-        return module(
-            "dense.cu",
-            f"-DDENSE_FORMATS={formats}",
-            f"-DDENSE_SOURCE={source}",
-            f"-DDENSE_ROUTER={int(deciding)}",
-        )
-
-    def _deciding(self, parts: list[_Part]) -> int:
-        """Which of the parts writes the router's logits; −1: none"""
-        if self._router is None:
-            return -1
-        logits = address(self._router.logits)
-        return next((i for i, (_, segment) in enumerate(parts) if segment.out == logits), -1)
+        return module("dense.cu", f"-DDENSE_FORMATS={formats}", f"-DDENSE_SOURCE={source}")
 
     def launch(self, overlap: bool = True) -> None:
         for kernel, grid, argument in self._launches:
@@ -157,20 +140,21 @@ def _piece(kind: WeightType) -> tuple[int, int]:
     return LAYOUTS[kind].cell_bytes // parts, CELL // parts
 
 
+def slices_of(m: Packed) -> int:
+    """As many slices of a tile as give every warp of two blocks a multiprocessor something to do: a rule of the
+    matrix alone, because the order of a row's sums follows from it."""
+    pieces, slices = m.cells * CELL // _piece(m.kind)[1], 1
+    warps = m.tiles * m.count
+    while slices < 8 and 2 * slices <= pieces and warps * slices < 2 * 8 * card().multiprocessors * 0.9:
+        slices *= 2
+    return slices
+
+
 def _segment(m: Packed, out: torch.Tensor) -> _Segment:
     pieces = m.cells * CELL // _piece(m.kind)[1]
-    # As many slices of a tile as give every warp of two blocks a multiprocessor something to do: a rule of the
-    # matrix alone, because the order of a row's sums follows from it.
-    slices = 1
-    while (
-        slices < 8
-        and 2 * slices <= pieces
-        and m.tiles * m.count * slices < 2 * 8 * card().multiprocessors * 0.9
-    ):
-        slices *= 2
     return _Segment(
         address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, pieces, m.rows, out.stride(0),
-        int(m.paired), slices,
+        int(m.paired), slices_of(m),
     )  # fmt: skip
 
 

@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 
-from penstock.errors import PenstockError
+from penstock.errors import DeviceLostError, PenstockError
+
+# Errors of the driver after which every call of this process fails: memory that cannot be corrected, a card that is
+# gone, and kernels that did what they may not, from an illegal address (700) to a launch that failed (719).
+LOST: Final = {46, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 802, 999}
 
 
 class CudaError(PenstockError):
@@ -85,14 +89,21 @@ def driver() -> Any:
 def check(result: tuple[Any, ...], what: str) -> Any:
     """The value of a call of the driver, or CudaError."""
     error, *values = result
+    if int(error) in LOST:
+        _lost(what, error.name)
     if int(error) != 0:
         raise CudaError(f"{what}: the CUDA driver says {error.name}")
     return values[0] if values else None
 
 
+def _lost(what: str, why: str) -> NoReturn:
+    raise DeviceLostError(f"the GPU is lost ({what}: {why}); it can be used again by a new process")
+
+
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """What torch raises for the card becomes an error of ours, which ends a request and not the server."""
+    """What torch raises for the card becomes an error of ours: it ends a request and not the server, unless the card
+    is lost."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -103,4 +114,7 @@ def translated(what: str) -> Iterator[None]:
         ) from error
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        (status,) = driver().cuCtxSynchronize()  # says it again if nothing works any more
+        if int(status) in LOST:
+            _lost(what, status.name)
         raise CudaError(f"{what}: {first}") from error

@@ -1,56 +1,70 @@
-"""Routed experts for one to eight rows, as typed calls of kernels/experts.cu.
+"""A layer's experts for one to eight rows, as typed calls of kernels/experts.cu.
 
-Three launches in a row: the `Dense` that decides (router, and the shared expert's gate and up), `GateUp`, `Down`.
+Two launches for few rows: `Up`, the router's product, the shared expert's gate and up meanwhile, and the routed ones'
+when all logits are there; `Down`.  For more rows, or other formats, the router's product comes first: a `Dense` with
+`late`, which lets `Up` start when the input's image is there.
 """
 
 import ctypes
 
 import torch
 
+from penstock.backend.cuda.dense import slices_of
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
+    DIGITS,
     FLOAT,
     INT,
-    SCRATCH,
     VOID,
     DigitOutputArgument,
     DigitVectors,
     Image,
-    Input,
     InputsArgument,
     address,
     fit,
     forms_of,
     input_bytes,
     inputs_argument,
-    sets_of,
 )
 from penstock.backend.cuda.launch import Module, module
 from penstock.backend.cuda.layouts import CELL, LAYOUTS
-from penstock.backend.cuda.routing import CHOSEN_BYTES, Router
+from penstock.backend.cuda.routing import CHOICE_BYTES, JOBS_BYTES, Router, RoutingArgument
 from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
+FEW = 2  # rows that there is room for negated, and that take the shared expert along
+_JOB_ROWS, _UP_WARPS, _DOWN_WARPS = 4, 16, 8  # of experts.cu
+_BARRIERS = 1024
 _GRID_BYTES = 256 * 16 * 8  # the IQ2_XXS grid in shared memory
+_SHARED_CELL = LAYOUTS[types.Q8_0].cell_bytes
+_ROUTER_PIECE = LAYOUTS[types.F16].cell_bytes // 2
 
 
-class _GateUp(ctypes.Structure):
+class _RouterPart(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("grid", VOID),
-        ("chosen", VOID), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
-        ("format", INT), ("tiles", INT), ("cells", INT),
-        ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
-        ("slices", INT), ("per_row", INT), ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("limit", FLOAT),
+        ("weights", VOID), ("out", VOID), ("counter", VOID), ("tiles", INT), ("pieces", INT), ("slices", INT),
+    )  # fmt: skip
+
+
+class _Up(ctypes.Structure):
+    _fields_ = (
+        ("weights", VOID), ("shared_weights", VOID), ("router", _RouterPart), ("grid", VOID),
+        ("routing", RoutingArgument), ("chosen", VOID), ("jobs", VOID),
+        ("inputs", InputsArgument), ("digits", DigitOutputArgument), ("shared_digits", DigitOutputArgument),
+        ("tiles", INT), ("cells", INT), ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
+        ("shared_slices", INT), ("stages", INT), ("stage_bytes", INT), ("pack", INT), ("depth", INT),
+        ("early_bytes", INT),
+        ("limit", FLOAT), ("shared_limit", FLOAT),
     )  # fmt: skip
 
 
 class _Down(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("shared_weights", VOID), ("grid", VOID), ("chosen", VOID),
+        ("weights", VOID), ("shared_weights", VOID), ("grid", VOID), ("jobs", VOID), ("counter", VOID),
         ("digits", VOID), ("scales", VOID), ("shared_digits", VOID), ("shared_scales", VOID), ("out", VOID),
-        ("format", INT), ("tiles", INT), ("cells", INT), ("rows", INT), ("width", INT), ("per_row", INT),
-        ("stages", INT), ("stage_bytes", INT),
+        ("tiles", INT), ("cells", INT), ("rows", INT), ("width", INT), ("count", INT),
+        ("stages", INT), ("stage_bytes", INT), ("log_vectors", INT),
     )  # fmt: skip
 
 
@@ -59,64 +73,115 @@ def _experts(kind: WeightType) -> Module:
     return module("experts.cu", f"-DEXPERT_FORMAT={kind.name}")
 
 
-class GateUp:
-    """swiglu(gate, up) of every row's experts → acts, vectors row · count + slot."""
+def _whole(floats: int) -> int:
+    """Bytes, by 128."""
+    return -(-4 * floats // 128) * 128
+
+
+def up_forms(kind: WeightType, rows: int) -> int:
+    """The forms of the input that `Up` takes."""
+    return forms_of([kind], 1) if rows <= FEW else DIGITS
+
+
+def takes_along(router: Packed, shared: Packed, shared_down: Packed, routed: Packed, rows: int) -> bool:
+    """Whether `Up` can have the router and the shared expert with it."""
+    even = router.cells * 2 % slices_of(router) == 0
+    shapes = (shared.rows, shared.cells) == (routed.rows, routed.cells)
+    q8 = shared.kind is types.Q8_0 and shared_down.kind is types.Q8_0
+    return rows <= FEW and even and shapes and q8 and router.kind is types.F16
+
+
+class Up:
+    """swiglu(gate, up) of every row's experts → acts, vectors row · count + slot; of the shared one → shared_acts.
+
+    gate: the router's matrix, where `takes_along` allows; its parts of the logits go to `router.logits`."""
 
     def __init__(
-        self, weights: Packed, router: Router, x: Input, acts: DigitVectors, rows: int,
-        norm: torch.Tensor | None = None, eps: float = 0.0, limit: float = 10.0, stages: int = 2,
+        self, weights: Packed, router: Router, x: Image, acts: DigitVectors, rows: int, gate: Packed | None = None,
+        shared: Packed | None = None, shared_acts: DigitVectors | None = None, limit: float = 10.0,
+        shared_limit: float = 10.0, stages: int = 3,
     ):  # fmt: skip
         kind, columns = weights.kind, weights.cells * CELL
-        forms, stage, slices = forms_of([kind], rows), 2 * LAYOUTS[kind].cell_bytes, 8
-        while slices > weights.cells:
-            slices //= 2
-        depth = 4 if rows <= 2 else 2
-        fixed = SCRATCH + CHOSEN_BYTES + depth * 16 * 2 * rows * 64 + input_bytes(columns, rows, forms)
-        fixed += _GRID_BYTES if kind is types.IQ2_XXS else 0
-        stages, shared = fit(fixed, stage, 16, stages)
+        forms, cell = up_forms(kind, rows), LAYOUTS[kind].cell_bytes
+        pack = 2 if rows <= FEW and weights.cells > 8 and 4 * cell <= 4608 else 1
+        stage = max(2 * pack * cell, _SHARED_CELL if shared else 0)
+        part, depth = 2 * min(rows, _JOB_ROWS) * 16, 3 if rows <= FEW else 4
+        early = _whole(max(depth * _UP_WARPS * part, 2 * rows * router.experts))
+        early += _GRID_BYTES if kind is types.IQ2_XXS else 0
+        along = _RouterPart()
+        if gate is not None:
+            slices, pieces = slices_of(gate), 2 * gate.cells
+            along = _RouterPart(
+                address(gate.data),
+                address(router.logits),
+                address(router.counter),
+                gate.tiles,
+                pieces,
+                slices,
+            )
+            early = max(early, _whole(pieces // slices * _ROUTER_PIECE // 4 + rows * (columns + 16)))
+        fixed = _BARRIERS + CHOICE_BYTES + input_bytes(columns, rows, forms) + early
+        fixed += _UP_WARPS // 2 * part * 4 if shared else 0
+        stages, size = fit(fixed, stage, _UP_WARPS, stages)
         if not stages:
             raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
         grid = iq2_xxs_grid()
-        self._argument = _GateUp(
-            address(weights.data), address(grid), address(router.chosen),
-            inputs_argument(x, norm, eps, weights.columns), acts.argument(), LAYOUTS[kind].number, weights.tiles,
-            weights.cells, rows, columns, forms, weights.rows, slices, router.count, stages, stage, depth, limit,
+        self._argument = _Up(
+            address(weights.data), address(shared.data if shared else None), along, address(grid), router.argument(),
+            address(router.chosen), address(router.jobs), inputs_argument(x, None, 0.0, weights.columns),
+            acts.argument(), shared_acts.argument() if shared_acts else DigitOutputArgument(), weights.tiles,
+            weights.cells, rows, columns, forms, weights.rows, slices_of(shared) if shared else 1, stages, stage,
+            pack, depth, early, limit, shared_limit,
         )  # fmt: skip
-        self._keep = (weights, router, x, acts, norm, grid)
-        source = "image" if isinstance(x, Image) else "any"
-        self._kernel = _experts(kind).kernel(f"gate_up_experts_{source}_{4 * sets_of(rows)}", shared)
+        self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid)
+        self._kernel = _experts(kind).kernel(f"experts_up_{'few' if rows <= FEW else 'many'}", size)
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(card().multiprocessors, 512, (self._argument,), overlap)
+        self._kernel.launch(card().multiprocessors, 32 * _UP_WARPS, (self._argument,), overlap)
 
 
 class Down:
     """out [rows, width] = the routed experts' outputs, weighted, plus the shared expert's.
 
-    It reads what the router chose before it waits for the kernel before it, which must be `GateUp`."""
+    It reads what `Up`, which must be the kernel before it, has chosen, before it waits for it."""
 
     def __init__(
         self, weights: Packed, router: Router, acts: DigitVectors, out: torch.Tensor, rows: int,
         shared: Packed | None = None, shared_acts: DigitVectors | None = None, stages: int = 3,
     ):  # fmt: skip
-        kind, sets = weights.kind, sets_of(rows)
+        kind, cells = weights.kind, weights.cells
         stage = max(
-            4352, LAYOUTS[kind].cell_bytes
-        )  # a Q8_0 cell of the shared expert, or several of the others'
-        fixed = (
-            1024 + CHOSEN_BYTES + 2 * 8 * 4 * sets * 16 * 4 + (_GRID_BYTES if kind is types.IQ2_XXS else 0)
+            _SHARED_CELL, LAYOUTS[kind].cell_bytes
+        )  # a cell of the shared expert, or several of the others'
+        slices = _DOWN_WARPS
+        while slices > cells:
+            slices //= 2
+        part, factors = rows * 16, (rows * router.count * _JOB_ROWS + rows) * -(-cells // slices)
+        log_vectors = 3 if rows <= FEW else 2
+        own = (
+            (_DOWN_WARPS * 2 * CELL << log_vectors)
+            + _whole(2 * _DOWN_WARPS * part)
+            + _whole(_DOWN_WARPS * factors)
         )
-        stages, size = fit(fixed, stage, 8, stages)
-        grid = iq2_xxs_grid()
+        fixed = _BARRIERS + JOBS_BYTES + own
+        fixed += _GRID_BYTES if kind is types.IQ2_XXS else 0
+        half = (card().shared_limit + 1024) // 2 - 1024  # of what two blocks can have
+        stages = max(2, min(stages, (half - fixed) // (_DOWN_WARPS * stage)))
+        stages, size = fit(fixed, stage, _DOWN_WARPS, stages)
+        if not stages:
+            raise ValueError(
+                f"{rows} rows of {weights.columns} columns do not fit in a block's shared memory"
+            )
+        grid, self._grid = iq2_xxs_grid(), min(2 * card().multiprocessors, weights.tiles)
         self._argument = _Down(
-            address(weights.data), address(shared.data if shared else None), address(grid), address(router.chosen),
-            address(acts.digits), address(acts.scales), address(shared_acts.digits if shared_acts else None),
-            address(shared_acts.scales if shared_acts else None), address(out), LAYOUTS[kind].number, weights.tiles,
-            weights.cells, rows, weights.rows, router.count, stages, stage,
+            address(weights.data), address(shared.data if shared else None), address(grid), address(router.jobs),
+            address(router.counter), address(acts.digits), address(acts.scales),
+            address(shared_acts.digits if shared_acts else None),
+            address(shared_acts.scales if shared_acts else None), address(out), weights.tiles, cells, rows,
+            weights.rows, router.count, stages, stage, log_vectors,
         )  # fmt: skip
         self._keep = (weights, router, acts, out, shared, shared_acts, grid)
-        self._grid = min(2 * card().multiprocessors, weights.tiles)
-        self._kernel = _experts(kind).kernel(f"down_experts_{4 * sets}", size)
+        self._kernel = _experts(kind).kernel("experts_down", size)
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(self._grid, 256, (self._argument,), overlap)
+        self._kernel.launch(self._grid, 32 * _DOWN_WARPS, (self._argument,), overlap)

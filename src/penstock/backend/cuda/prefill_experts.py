@@ -56,7 +56,7 @@ class Groups:
         """logits [rows, experts]; or experts by token: table int32 [vocabulary, count], tokens int32 [rows]"""
         routing = RoutingArgument(
             address(logits), address(bias), address(table), address(tokens), self.experts, self.count,
-            int(normalize), scale,
+            int(normalize), 1, scale,
         )  # fmt: skip
         items = self.items
         argument = _Grouping(

@@ -9,23 +9,25 @@ from penstock.backend.cuda.inputs import FLOAT, INT, MAX_ROWS, VOID, address
 
 MAX_COUNT = 8
 MAX_EXPERTS = 12 * 32  # MAX_PER_LANE of routing.cuh
-MAX_UNIQUE = MAX_ROWS * MAX_COUNT
-# struct Chosen: ids, weights [rows, count]; unique; count; first; slot, weight [unique, rows]
-_CHOSEN = 4 * (2 * MAX_UNIQUE + MAX_UNIQUE + 1 + MAX_UNIQUE + 2 * MAX_UNIQUE * MAX_ROWS)
-CHOSEN_BYTES = -(-_CHOSEN // 128) * 128
+MAX_PAIRS = MAX_ROWS * MAX_COUNT
+_CHOSEN = 4 * 2 * MAX_PAIRS  # struct Chosen: ids, weights [rows, count]
+_JOBS = 16 + 4 * 14 * MAX_PAIRS  # struct Jobs: count; job [pairs]: expert, rows; row, slot, weight [4]
+CHOICE_BYTES = -(-(_CHOSEN + 4 * MAX_PAIRS + _JOBS) // 128) * 128  # struct Choice: Chosen; before; Jobs
+JOBS_BYTES = -(-_JOBS // 128) * 128
 
 
 class RoutingArgument(ctypes.Structure):
     _fields_ = (
         ("logits", VOID), ("bias", VOID), ("table", VOID), ("tokens", VOID),
-        ("experts", INT), ("count", INT), ("normalize", INT), ("scale", FLOAT),
+        ("experts", INT), ("count", INT), ("normalize", INT), ("parts", INT), ("scale", FLOAT),
     )  # fmt: skip
 
 
 @dataclass
 class Router:
-    """How a row's experts follow from its logits [rows, experts]; `table` [vocabulary, count] int32 and `tokens`
-    [rows] int32 where they follow from its token."""
+    """How a row's experts follow from its logits [rows, experts], or from parts that add up to them
+    [parts, rows, experts]; `table` [vocabulary, count] int32 and `tokens` [rows] int32 where they follow from its
+    token."""
 
     logits: torch.Tensor
     count: int
@@ -34,24 +36,31 @@ class Router:
     table: torch.Tensor | None = None
     tokens: torch.Tensor | None = None
     normalize: bool = True
-    chosen: torch.Tensor = field(init=False)  # struct Chosen, written by the product that writes the logits
-    counter: torch.Tensor = field(init=False)  # int32 [1]
+    chosen: torch.Tensor = field(init=False)  # struct Chosen, written by `Up`
+    jobs: torch.Tensor = field(init=False)  # struct Jobs, likewise, for `Down`
+    counter: torch.Tensor = field(init=False)  # int32 [1]: parts of the logits that are there
 
     def __post_init__(self) -> None:
-        self.chosen = torch.zeros(CHOSEN_BYTES, dtype=torch.uint8, device="cuda")
+        self.chosen = torch.zeros(_CHOSEN, dtype=torch.uint8, device="cuda")
+        self.jobs = torch.zeros(JOBS_BYTES, dtype=torch.uint8, device="cuda")
         self.counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    @property
+    def experts(self) -> int:
+        return self.logits.shape[-1]
 
     def argument(self) -> RoutingArgument:
         return RoutingArgument(
             address(self.logits), address(self.bias), address(self.table), address(self.tokens),
-            self.logits.shape[1], self.count, int(self.normalize), self.scale,
+            self.experts, self.count, int(self.normalize),
+            1 if self.logits.ndim == 2 else len(self.logits), self.scale,
         )  # fmt: skip
 
     def ids(self, rows: int) -> torch.Tensor:
         """The experts chosen last, int32 [rows, count], best first."""
-        return self.chosen[: 4 * MAX_UNIQUE].view(torch.int32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]
+        return self.chosen[: 4 * MAX_PAIRS].view(torch.int32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]
 
     def weights(self, rows: int) -> torch.Tensor:
         """Their weights, float32 [rows, count]."""
-        part = self.chosen[4 * MAX_UNIQUE : 8 * MAX_UNIQUE]
+        part = self.chosen[4 * MAX_PAIRS : 8 * MAX_PAIRS]
         return part.view(torch.float32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]

@@ -1,19 +1,22 @@
-"""Choosing tokens where logits lie: one launch for all rows of a step (kernels/sample.cu), one small copy back."""
+"""Choosing tokens where logits lie: one launch for all rows of a step (kernels/sample.cu), which writes
+the tokens where the next step can read them, and all that the host wants to know to the host."""
 
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.backend.base import Choice, Chosen, Logits, Sampling
+from penstock.backend.base import Choice, Choosing, Chosen, Logits, Sampling
 from penstock.backend.cuda.device import translated
 from penstock.backend.cuda.inputs import FLOAT, INT, LONG, VOID, address
 from penstock.backend.cuda.launch import module
+from penstock.errors import PenstockError
 
 MOST: Final = 32  # rows of a launch
 DOUBLE = ctypes.c_double
@@ -64,27 +67,52 @@ class _Choice(ctypes.Structure):
 
 
 class _Sample(ctypes.Structure):
-    _fields_ = (("choices", VOID), ("scratch", VOID), ("chosen", VOID), ("vocabulary", LONG))
+    _fields_ = (
+        ("choices", VOID),
+        ("scratch", VOID),
+        ("chosen", VOID),
+        ("tokens", VOID),
+        ("vocabulary", LONG),
+    )
 
 
 class SampleRows:
-    """choices (struct Choice) of so many rows → chosen (`CHOSEN`); scratch float32 [rows, vocabulary]"""
+    """choices (struct Choice) of so many rows → chosen (`CHOSEN`), maybe on the host, and tokens int32 [rows];
+    scratch float32 [rows, vocabulary]"""
 
-    def __init__(self, choices: torch.Tensor, scratch: torch.Tensor, chosen: torch.Tensor, rows: int):
-        self._argument = _Sample(address(choices), address(scratch), address(chosen), scratch.shape[1])
-        self._keep, self._rows = (choices, scratch, chosen), rows
+    def __init__(
+        self,
+        choices: torch.Tensor,
+        scratch: torch.Tensor,
+        chosen: torch.Tensor,
+        tokens: torch.Tensor,
+        rows: int,
+    ):
+        self._argument = _Sample(
+            address(choices), address(scratch), address(chosen), address(tokens), scratch.shape[1]
+        )
+        self._keep, self._rows = (choices, scratch, chosen, tokens), rows
         self._kernel = module("sample.cu").kernel("sample")
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(self._rows, 1024, (self._argument,), overlap)
 
 
-class Started:
+class Started(Choosing):
     """A choice that is being made."""
 
-    def __init__(self, row: torch.Tensor, choice: Choice):
-        self.row, self.choice = row, choice
+    def __init__(self, owner: "CudaSampling", row: torch.Tensor, choice: Choice):
+        self._owner, self.row, self.choice = owner, row, choice
+        self.token: torch.Tensor | None = None  # int32 [1] on the card, from when it has been launched
         self.chosen: Chosen | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.chosen is not None or self.failure is not None
+
+    def result(self) -> Chosen:
+        return self._owner.result(self)
 
 
 class CudaSampling(Sampling):
@@ -93,64 +121,103 @@ class CudaSampling(Sampling):
     def __init__(self, host: Sampling):
         self._host = host
         self._waiting: list[Started] = []
+        self._launched: list[Started] = []  # whose results are on their way
         self._lock = threading.Lock()
         self._given, self._here = _buffers(1 << 16)
-        self._results, self._read = _buffers(MOST * CHOSEN.itemsize)
+        self._read = torch.zeros(MOST * CHOSEN.itemsize, dtype=torch.uint8).pin_memory()
+        self._done = torch.cuda.Event()
         self._scratch: dict[int, torch.Tensor] = {}  # by vocabulary
-        self._launches: dict[tuple[int, int], SampleRows] = {}  # by vocabulary and rows
 
-    def start(self, logits: Logits, choice: Choice) -> Callable[[], Chosen] | None:
+    def start(self, logits: Logits, choice: Choice) -> Choosing | None:
         row: object = logits
         if not isinstance(row, DeviceLogits):
             return None
-        started = Started(row.tensor, choice)
+        started = Started(self, row.tensor, choice)
         with self._lock:
             self._waiting.append(started)
-        return lambda: self._result(started)
+        return started
 
-    def _result(self, started: Started) -> Chosen:
-        with self._lock, translated("choosing a token"):
-            while started.chosen is None:
-                some, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-                self._launch(some)
+    def result(self, started: Started) -> Chosen:
+        with self._lock:
+            while not started.over:
+                if started not in self._launched:
+                    self._launch()
+                else:
+                    self._collect()
+        if started.failure is not None:
+            raise started.failure
+        assert started.chosen is not None
         return started.chosen
 
-    def _launch(self, started: list[Started]) -> None:
-        """All of it follows the logits on the card: nobody waits before the tokens are back."""
-        choices = [each.choice for each in started]
-        data, edits, masks = pack(choices)
-        size = ctypes.sizeof(_Choice) * len(started)
-        if size + len(data) > len(self._given):
-            self._given, self._here = _buffers(2 * (size + len(data)))
-            self._launches.clear()
-        there = self._given.data_ptr() + size
-        array = (_Choice * len(started))(
-            *(
-                _argument(each, each_row.row.data_ptr(), there + edit, there + mask)
-                for each, each_row, edit, mask in zip(choices, started, edits, masks, strict=True)
-            )
-        )
-        host = self._here.numpy()
-        host[:size] = np.frombuffer(bytes(array), np.uint8)
-        host[size : size + len(data)] = data
-        self._given[: size + len(data)].copy_(self._here[: size + len(data)], non_blocking=True)
-        self._kernel(started[0].row.numel(), len(started)).launch()
-        self._read.copy_(self._results, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        found = self._read.numpy()[: MOST * CHOSEN.itemsize].view(CHOSEN)
-        for one, row in zip(started, found[: len(started)], strict=True):
-            token, highest, total = int(row["token"]), float(row["highest"]), float(row["total"])
-            norm = highest + math.log(total) if token >= 0 and total > 0 else math.nan
-            one.chosen = Chosen(token, float(row["logit"]) - norm, highest, float(row["best"]))
+    def tokens(self, choices: Sequence[Choosing]) -> torch.Tensor | None:
+        with self._lock:
+            found = []
+            for choice in choices:
+                assert isinstance(choice, Started)
+                while choice.token is None and not choice.over:
+                    self._launch()
+                if choice.token is None:
+                    return None
+                found.append(choice.token)
+        return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _kernel(self, vocabulary: int, rows: int) -> SampleRows:
-        key = (vocabulary, rows)
-        if key not in self._launches:
-            if vocabulary not in self._scratch:
-                self._scratch[vocabulary] = torch.empty(MOST, vocabulary, device="cuda")
-            scratch = self._scratch[vocabulary]
-            self._launches[key] = SampleRows(self._given, scratch, self._results, rows)
-        return self._launches[key]
+    def _launch(self) -> None:
+        """As many as wait, and fit.  All of it follows the logits on the card: nobody waits here."""
+        self._collect()  # their results lie where the next ones will
+        started, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+        with self._failing(started):
+            choices = [each.choice for each in started]
+            data, edits, masks = pack(choices)
+            size = ctypes.sizeof(_Choice) * len(started)
+            if size + len(data) > len(self._given):
+                self._given, self._here = _buffers(2 * (size + len(data)))
+            there = self._given.data_ptr() + size
+            array = (_Choice * len(started))(
+                *(
+                    _argument(each, each_row.row.data_ptr(), there + edit, there + mask)
+                    for each, each_row, edit, mask in zip(choices, started, edits, masks, strict=True)
+                )
+            )
+            host = self._here.numpy()
+            host[:size] = np.frombuffer(bytes(array), np.uint8)
+            host[size : size + len(data)] = data
+            self._given[: size + len(data)].copy_(self._here[: size + len(data)], non_blocking=True)
+            tokens = torch.empty(len(started), dtype=torch.int32, device="cuda")
+            scratch = self._scratch_of(started[0].row.numel())
+            # Results go straight to the host.
+            SampleRows(self._given, scratch, self._read, tokens, len(started)).launch()
+            self._done.record()
+            self._launched = started
+            for each, token in zip(started, tokens.split(1), strict=True):
+                each.token = token
+
+    def _collect(self) -> None:
+        """Waits for what has been launched."""
+        started, self._launched = self._launched, []
+        if not started:
+            return
+        with self._failing(started):
+            self._done.synchronize()
+            found = self._read.numpy().view(CHOSEN)
+            for one, row in zip(started, found[: len(started)], strict=True):
+                token, highest, total = int(row["token"]), float(row["highest"]), float(row["total"])
+                norm = highest + math.log(total) if token >= 0 and total > 0 else math.nan
+                one.chosen = Chosen(token, float(row["logit"]) - norm, highest, float(row["best"]))
+
+    @contextmanager
+    def _failing(self, started: list[Started]) -> Iterator[None]:
+        """What goes wrong is told to each of these, when they ask."""
+        try:
+            with translated("choosing a token"):
+                yield
+        except PenstockError as error:
+            for each in started:
+                each.failure = error
+
+    def _scratch_of(self, vocabulary: int) -> torch.Tensor:
+        if vocabulary not in self._scratch:
+            self._scratch[vocabulary] = torch.empty(MOST, vocabulary, device="cuda")
+        return self._scratch[vocabulary]
 
     # ── one question at a time, of the host's logits ──────────────────────────────────────────────────────
 

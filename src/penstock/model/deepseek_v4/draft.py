@@ -69,4 +69,7 @@ def _pairs(step: Step) -> Step:
             slots.append(slot)
             starts.append(starts[-1] + count)
     none = np.empty(0, np.int64)
-    return Step(step.tokens[chosen], step.positions[chosen] - 1, tuple(slots), tuple(starts), none)
+    # Where tokens are not known yet, each sequence has one, and none of them is its first.
+    return Step(
+        step.tokens[chosen], step.positions[chosen] - 1, tuple(slots), tuple(starts), none, step.source
+    )

@@ -51,7 +51,7 @@ async def health(request: Request) -> JSONResponse:
     state, loading = service.state, service.engine.loading
     progress = {} if loading is None else {"progress": round(loading.share, 4)}
     if state in ("loading", "failed"):
-        message = "Loading model" if state == "loading" else "The model could not be read; the log says why"
+        message = "Loading model" if state == "loading" else "The model cannot be run; the log says why"
         return JSONResponse(llamacpp_envelope(ApiError(503, message)) | progress, 503)
     return JSONResponse({"status": "ok" if state == "ready" else state} | progress)
 

@@ -120,6 +120,9 @@ class StepMemory:
         self._want(wanted, step.logits)
         self._device.copy_(self._pinned[at], non_blocking=True)
         self._copied[at].record()
+        if step.source is not None:
+            self.tokens[:live].copy_(step.source)
+            self.tokens[live:rows].copy_(self.tokens[live - 1].expand(rows - live))
         return Batch(step, rows, blocks)
 
     def _next(self) -> tuple[int, list[NDArray[Any]]]:

@@ -11,8 +11,8 @@ from penstock.backend.base import ExpertLease
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
-from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.experts import Down, GateUp
+from penstock.backend.cuda.dense import Dense, slices_of
+from penstock.backend.cuda.experts import Down, Up, takes_along, up_forms
 from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, address, forms_of, input_bytes
 from penstock.backend.cuda.placed import CudaExpert, CudaExpertStack, CudaWeight, vector
 from penstock.backend.cuda.plain import PlainExperts, Route
@@ -23,7 +23,7 @@ from penstock.weights import types
 
 
 class Routed(NamedTuple):
-    """Rows whose experts are still to be chosen: that is one product with the shared expert's first."""
+    """Rows whose experts are still to be chosen, by the kernels that need them."""
 
     router: "CudaRouter"
     batch: Batch
@@ -100,7 +100,7 @@ class CudaExperts(v4.Experts):
         (stack,) = lease.in_order()
         assert isinstance(stack, CudaExpertStack)
         kinds = [self._shared.gate_up.kind, router.gate.kind]
-        routed = forms_of([stack.gate_up.kind], rows) if stack.gate_up is not None else FLOATS
+        routed = up_forms(stack.gate_up.kind, rows) if stack.gate_up is not None else FLOATS
         return forms_of(kinds, rows) | routed
 
     def _make(
@@ -109,7 +109,7 @@ class CudaExperts(v4.Experts):
         spec, launches = self._spec, list[Launch]()
         kinds = [self._shared.gate_up.kind, router.gate.kind]
         rows = min(size, x.rows)
-        routed = forms_of([stack.gate_up.kind], rows) if stack.gate_up is not None else FLOATS
+        routed = up_forms(stack.gate_up.kind, rows) if stack.gate_up is not None else FLOATS
         for a, b, image in x.images(forms_of(kinds, rows) | routed, size):
             out = self._memory.workspace.take("experts", spec.hidden)[a:b]
             launches += (
@@ -126,7 +126,15 @@ class CudaExperts(v4.Experts):
         assert stack.gate_up is not None
         assert stack.down is not None
         routing, width = router.spec, stack.gate_up.rows
-        logits = workspace.take("router logits", router.gate.rows)[a:b]
+        experts, gate = router.gate.rows, router.gate
+        along = takes_along(gate, shared.gate_up, shared.down, stack.gate_up, rows)
+        logits = workspace.take("router logits", experts)[a:b]
+        if along:
+            parts = slices_of(gate)
+            logits = workspace.once(
+                ("parts of logits", a, parts, rows, experts),
+                lambda: torch.zeros(parts, rows, experts, device="cuda"),
+            )
         tokens = self._memory.tokens[a:b] if router.table is not None else None
         chosen = Router(
             logits, routing.count, routing.scale, router.bias, router.table, tokens, routing.normalize
@@ -134,29 +142,28 @@ class CudaExperts(v4.Experts):
         acts = workspace.once(
             ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
         )
-        gate_up = GateUp(stack.gate_up, chosen, image, acts, rows, limit=spec.limit)
-        together = (
-            shared.gate_up.kind is types.Q8_0
-            and shared.down.kind is types.Q8_0
-            and shared.gate_up.rows == width
+        inner = workspace.once(
+            ("shared acts", a, rows, shared.gate_up.rows), lambda: DigitVectors(rows, shared.gate_up.rows)
         )
-        if (
-            together
-        ):  # the shared expert's first product decides too, and its second is in the routed ones' last
-            inner = workspace.once(("shared acts", a, rows, width), lambda: DigitVectors(rows, width))
-            first = Dense(
-                [shared.gate_up, router.gate], image, [inner.values, logits], rows, digits=inner,
-                limit=spec.shared_limit, router=chosen,
-            )  # fmt: skip
-            return [first, gate_up, Down(stack.down, chosen, acts, out, rows, shared.down, inner)]
-        beside = workspace.take("shared expert", spec.hidden)[a:b]
-        first = Dense([router.gate], image, [logits], rows, router=chosen)
+        given = (stack.gate_up, chosen, image, acts, rows)
+        if along:
+            up = Up(*given, gate, shared.gate_up, inner, spec.limit, spec.shared_limit)
+            return [up, Down(stack.down, chosen, acts, out, rows, shared.down, inner)]
+        decide = Dense([gate], image, [logits], rows, late=True, stages=4)
+        up = Up(*given, limit=spec.limit)
+        kinds = {shared.gate_up.kind, shared.down.kind}
+        if kinds == {types.Q8_0} and shared.gate_up.rows == width:
+            beside = Dense(
+                [shared.gate_up], image, [inner.values], rows, digits=inner, limit=spec.shared_limit
+            )
+            return [beside, decide, up, Down(stack.down, chosen, acts, out, rows, shared.down, inner)]
+        alone = workspace.take("shared expert", spec.hidden)[a:b]
         return [
-            *self._shared_alone(a, b, image, beside),
-            first,
-            gate_up,
+            *self._shared_alone(a, b, image, alone),
+            decide,
+            up,
             Down(stack.down, chosen, acts, out, rows),
-            _Add(out, beside),
+            _Add(out, alone),
         ]
 
     def _shared_alone(self, a: int, b: int, image: Image, out: torch.Tensor) -> list[Launch]:

@@ -16,6 +16,12 @@ using u64 = unsigned long long;
 constexpr int WARP = 32;
 constexpr u32 ALL = 0xffffffffu;
 
+// A number that templates can see.
+template <int N>
+struct Constant {
+    static constexpr int value = N;
+};
+
 // ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 PS_DEVICE float half_to_float(u16 h) {
@@ -103,6 +109,13 @@ PS_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "me
 // The next kernel may start as soon as all blocks have said so.
 PS_DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// One thread: until others have counted up to `value`.
+PS_DEVICE void wait_until(const u32* counter, u32 value) {
+    u32 seen;
+    do asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    while (seen < value);
+}
+
 // ── shared memory, bulk copies ───────────────────────────────────────────────────────────────────────────────────────
 
 PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
@@ -110,6 +123,11 @@ PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_gen
 PS_DEVICE uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 PS_DEVICE uint2 load8(const void* p) { return *static_cast<const uint2*>(p); }
 PS_DEVICE u32 load4(const void* p) { return *static_cast<const u32*>(p); }
+PS_DEVICE uint2 load_shared8(u32 address) {
+    uint2 v;
+    asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+    return v;
+}
 
 PS_DEVICE void barrier_init(u64* bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
@@ -145,6 +163,7 @@ struct Ring {
     PS_DEVICE Ring(char* memory, u64* bars, int stages, int stage_bytes, int lane)
         : memory(memory), bars(bars), stages(stages), stage_bytes(stage_bytes) {
         if (lane == 0) {
+#pragma unroll 1
             for (int i = 0; i < stages; i++) barrier_init(bars + i, 1);
             barrier_init_visible();
         }

@@ -7,7 +7,6 @@
 // of neighbouring warps.  A warp streams its pieces through a ring of its own; the first ones are asked for before the kernel waits
 // for the one before it.  Partial sums wait in shared memory until the block has a few tiles of them: one barrier for all.
 #include "epilogue.cuh"
-#include "routing.cuh"
 
 constexpr int WARPS = 8;
 constexpr int SEGMENTS = 8;
@@ -25,11 +24,9 @@ struct Dense {
     Segment segments[SEGMENTS];
     Inputs inputs;       // with groups: group g has columns g · width …
     DigitOutput digits;  // of the first segment's output; digits null: none
-    Routing routing;     // of the logits that segment `router` writes; −1: none
-    Chosen* chosen;
-    u32* router_counter;
-    int router, count, groups, rows, columns, forms;
+    int count, groups, rows, columns, forms;
     int stages, stage_bytes, depth;  // depth: tiles of a warp whose partial sums are kept
+    int late;  // the next kernel may start only when the one before this has ended: it reads what that one wrote
     float limit;
 };
 
@@ -154,15 +151,6 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
     }
 }
 
-template <int N>
-struct Constant {
-    static constexpr int value = N;
-};
-
-#ifndef DENSE_ROUTER
-#define DENSE_ROUTER 0
-#endif
-
 template <int SETS, int FORMATS, Source SOURCE>
 PS_DEVICE void dense(const Dense& p) {
     extern __shared__ __align__(128) char shared[];
@@ -175,11 +163,9 @@ PS_DEVICE void dense(const Dense& p) {
     char* rings = reinterpret_cast<char*>(red + p.depth * WARPS * part);
     char* x = rings + WARPS * p.stages * p.stage_bytes;
     const InputPlan plan = {p.columns, p.rows, p.forms};
-    Chosen& chosen = *reinterpret_cast<Chosen*>(x + plan.bytes());  // with a router only
 
     u64* image_bar = bars + 127;
-    int* last = reinterpret_cast<int*>(bars + 126);
-    if (threadIdx.x == 0) *last = 0, barrier_init(image_bar, 1), barrier_init_visible();
+    if (threadIdx.x == 0) barrier_init(image_bar, 1), barrier_init_visible();
     __syncthreads();
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
     Filler filler = {{0, static_cast<int>(blockIdx.x % blocks), 0, false}, nullptr, 0, 0, false};
@@ -188,8 +174,9 @@ PS_DEVICE void dense(const Dense& p) {
     filler.start(p, group, warp, blocks);
     auto refill = [&] { filler.fill(ring, p, group, warp, lane, blocks); };
     for (int i = 0; i < p.stages; i++) refill();
-    let_next_start();
+    if (!p.late) let_next_start();
     wait_for_previous();
+    if (p.late) let_next_start();
     Inputs inputs = p.inputs;
     if (inputs.x) inputs.x += group * inputs.width;
     prepare<WARPS, SOURCE>(inputs, plan, x, scratch, image_bar, group);
@@ -200,7 +187,7 @@ PS_DEVICE void dense(const Dense& p) {
         const int segment = use.segment, first_round = use.round, slice = warp % s.slices, together = WARPS / s.slices;
         const int first = s.pieces * slice / s.slices, end = s.pieces * (slice + 1) / s.slices;
         const bool counted = p.digits.digits && segment == 0;
-        const bool direct = s.slices == 1 && !s.paired && !counted && segment != p.router;
+        const bool direct = s.slices == 1 && !s.paired && !counted;
         int kept = 0;
         for (; use.segment == segment && kept < p.depth; kept++) {
             if (use.valid) {
@@ -252,22 +239,17 @@ PS_DEVICE void dense(const Dense& p) {
                 if (at < s.rows)
                     s.out[static_cast<size_t>(k / 16) * s.stride + group * s.rows + at] = s.paired ? swiglu(a, b, p.limit) : a;
             }
-            if (segment == p.router && is_last(p.router_counter, s.tiles, lane) && lane == 0) *last = 1;
             if (counted) {
                 const int cell = (group * s.tiles + tile) / 16;
                 if (is_last(p.digits.counters + cell, tiles_of_cell(s.tiles * p.groups, cell), lane))
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
         }
-        if (DENSE_ROUTER && segment == p.router) {  // whoever has written the last of the logits decides, with the whole block
-            __syncthreads();
-            if (*last) choose(p.routing, p.rows, chosen, p.chosen);
-        }
         if (use.segment < p.count) __syncthreads();
     }
 }
 
-#ifdef DENSE_FORMATS  // one mix of formats, one source of inputs, with or without a router: every other instruction would be in the way
+#ifdef DENSE_FORMATS  // one mix of formats, one source of inputs: every other instruction would be in the way
 extern "C" __global__ void __launch_bounds__(256, 2) dense_4(const __grid_constant__ Dense p) { dense<1, DENSE_FORMATS, DENSE_SOURCE>(p); }
 extern "C" __global__ void __launch_bounds__(256, 1) dense_8(const __grid_constant__ Dense p) { dense<2, DENSE_FORMATS, DENSE_SOURCE>(p); }
 #endif

@@ -1,252 +1,427 @@
-// Routed experts for a few rows: gate and up with the activation, then down with the weighted sum.
+// A layer's experts for a few rows: gate and up with the activation, routed ones and the shared one, then down with the weighted sum.
 //
-// Floor, one row, q2 mix: gate and up 6 · 4.33 MB (5.8 µs at 4.5 TB/s), down 6 · 2.75 MB and the shared expert's 8.9 MB (5.6 µs).
-// Rows are grouped by expert: an expert's weights are read once and multiplied with all rows (they are columns of the same
-// tensor-core operand); what a row has not asked for is not kept.  What was chosen comes from the product that wrote the router's logits.
+// Floor, one row, q2 mix: gate and up 6 · 4.33 MB and the shared expert's 17.8 MB (9.6 µs at 4.5 TB/s), down 6 · 2.75 MB and 8.9 MB
+// (5.6 µs).  Rows are grouped by expert into jobs of up to four (routing.cuh): an expert's weights are read once and unpacked once for
+// all rows of a job, and rows that did not choose it cost nothing.
 #include "epilogue.cuh"
 #include "routing.cuh"
 
-struct GateUp {
-    const char* weights;  // [experts][tiles][2 · cells] cells: gate and up of a tile side by side
-    const uint2* grid;    // IQ2_XXS: [256]
-    const Chosen* chosen;
-    Inputs inputs;
-    DigitOutput digits;  // vectors: row · count + slot; counters [unique][cells]
-    int format, tiles, cells, rows, columns, forms, width, slices, per_row;
-    int stages, stage_bytes, depth;  // depth: tiles of a warp whose partial sums are kept
-    float limit;
+constexpr int CHOICE = (sizeof(Choice) + 127) / 128 * 128, JOBS = (sizeof(Jobs) + 127) / 128 * 128;
+
+PS_DEVICE int whole(int floats) { return (floats + 31) / 32 * 32; }  // as many as 128 bytes take
+
+// Slices of a tile, the work of neighbouring warps: a rule of the matrix alone, because the order of sums follows from it.
+PS_DEVICE int slices_for(int cells, int most) {
+    while (most > cells) most /= 2;
+    return most;
+}
+
+template <class Source>
+PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, int lane, const Source& x, const float (&scale)[1],
+                               Sums<1>& sums) {
+    if (format == IQ2_XXS) {
+        Sums<1>* const one[1] = {&sums};
+        cells_iq2_xxs<1>(cell, 0, grid, lane, x, scale[0], one);
+    }
+    if (format == Q2_K) cell_q2_k<1>(cell, lane, x, scale, sums);
+    if (format == Q4_K) cell_q4_k<1>(cell, lane, x, scale, sums);
+    if (format == MXFP4) cell_mxfp4<1>(cell, lane, x, scale, sums);
+    if (format == Q8_0) cell_q8_0<1>(cell, lane, x, scale, sums);
+    if (format == Q6_K) cell_q6_k<1>(cell, lane, x, scale, sums);
+}
+
+// ── gate and up ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// The router's product in the same kernel: tile by tile and slice by slice as dense.cu does it, a unit of work for a block each.
+struct RouterPart {
+    const char* weights;  // [tiles][pieces], F16; or null: the kernel before has made the logits
+    float* out;           // [slices, rows, experts]
+    u32* counter;         // units that are done; `down` sets it back to zero
+    int tiles, pieces, slices;
 };
 
-constexpr int CHOSEN = (sizeof(Chosen) + 127) / 128 * 128;
+struct Up {
+    const char* weights;         // [experts][tiles][2 · cells] cells: gate and up of a tile side by side
+    const char* shared_weights;  // [tiles][2 · cells] cells, Q8_0; or null
+    RouterPart router;
+    const uint2* grid;           // IQ2_XXS: [256]
+    Routing routing;
+    Chosen* chosen;  // for those who want to know
+    Jobs* jobs;      // for `down`
+    Inputs inputs;   // an image; without a router the kernel before lets this one start only when it is complete
+    DigitOutput digits;         // vectors: row · count + slot; counters [jobs][cells]
+    DigitOutput shared_digits;  // vectors: row; counters [1][cells]
+    int tiles, cells, rows, columns, forms, width;
+    int shared_slices, stages, stage_bytes, pack;  // pack: cells of gate, and of up, to a stage
+    int depth;                                     // tiles of a warp whose partial sums are kept
+    int early_bytes;                               // of partial sums and grid, or of what the router takes
+    float limit, shared_limit;
+};
 
-template <int WARPS>
-PS_DEVICE int slices_for(int cells) {
-    int slices = WARPS;
-    while (slices > cells) slices /= 2;
-    return slices;
-}
+// The inputs of one cell: a lane's plane in the image.  A lane whose row does not exist reads another row's: columns of the operand
+// do not meet, and nobody looks at the results.
+template <bool WITH_NEGATIVE>
+struct PlaneOf {
+    static constexpr bool NEGATIVE = WITH_NEGATIVE;
+    const char* plane;
+    int negated;
 
-template <int SETS, class Source>
-PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, int lane, const Source& x,
-                               const float (&scale)[SETS], Sums<SETS>& sums) {
-    if (format == IQ2_XXS) {
-        Sums<SETS>* const one[1] = {&sums};
-        cells_iq2_xxs<SETS, 1>(cell, 0, grid, lane, x, scale, one);
-    }
-    if (format == Q2_K) cell_q2_k<SETS>(cell, lane, x, scale, sums);
-    if (format == Q4_K) cell_q4_k<SETS>(cell, lane, x, scale, sums);
-    if (format == MXFP4) cell_mxfp4<SETS>(cell, lane, x, scale, sums);
-    if (format == Q8_0) cell_q8_0<SETS>(cell, lane, x, scale, sums);
-    if (format == Q6_K) cell_q6_k<SETS>(cell, lane, x, scale, sums);
-}
-
-template <int SETS>
-PS_DEVICE void put_sums(const Sums<SETS>& sums, float* red, int lane) {
-#pragma unroll
-    for (int s = 0; s < SETS; s++) {
-        red[(4 * s + lane % 4) * 16 + lane / 4] = sums.v[s][0];
-        red[(4 * s + lane % 4) * 16 + lane / 4 + 8] = sums.v[s][1];
-    }
-}
+    PS_DEVICE PlaneOf(const char* x, const InputPlan& p, int row, int cell, int lane)
+        : plane(x + (2 * row + lane / 4 % 2) * p.digit_stride() + cell * CELL + lane % 4 * 8), negated(p.negated_at()) {}
+    PS_DEVICE uint2 step(int, int i) const { return load8(plane + i * 32); }
+    PS_DEVICE uint2 negative(int, int i) const { return load8(plane + negated + i * 32); }
+};
 
 constexpr int UP_WARPS = 16;
 
-template <int FORMAT, int SETS, Source SOURCE>
-PS_DEVICE void gate_up(const GateUp& p) {
+// One warp: partial sums of a tile [slices][gate, up][rows][16] → activations, and digits where it was the last tile of a cell.
+template <class VectorOf>
+PS_DEVICE void finish_up(const float* parts, int part, int slices, int rows, int tile, int tiles, int width, float limit,
+                         const DigitOutput& out, u32* counters, int lane, const VectorOf& vector_of) {
+#pragma unroll 1
+    for (int k = lane; k < rows * 16; k += WARP) {
+        const int vector = vector_of(k / 16), at = tile * 16 + k % 16;
+        if (vector < 0 || at >= width) continue;
+        float gate = 0, up = 0;
+#pragma unroll 2
+        for (int j = 0; j < slices; j++) gate += parts[j * part + k], up += parts[j * part + part / 2 + k];
+        out.values[static_cast<size_t>(vector) * out.cells * CELL + at] = swiglu(gate, up, limit);
+    }
+    const int cell = tile / 16;
+    if (!is_last(counters + cell, tiles_of_cell(tiles, cell), lane)) return;
+#pragma unroll 1
+    for (int k = 0; k < rows; k++)
+        if (vector_of(k) >= 0) write_digits(out, vector_of(k), cell, lane);
+}
+
+template <int FORMAT, bool NEGATIVE>
+PS_DEVICE void up(const Up& p) {
     extern __shared__ __align__(128) char shared[];
-    constexpr int WARPS = UP_WARPS, BYTES = cell_bytes(FORMAT);
+    constexpr int WARPS = UP_WARPS, BYTES = cell_bytes(FORMAT), SHARED_BYTES = cell_bytes(Q8_0);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int job_rows = min(p.rows, JOB_ROWS), part = 2 * job_rows * 16;
     u64* bars = reinterpret_cast<u64*>(shared);
-    Chosen& chosen = *reinterpret_cast<Chosen*>(shared + 1024);
-    float* scratch = reinterpret_cast<float*>(shared + 1024 + CHOSEN);
-    float* red = scratch + SCRATCH_FLOATS;  // [depth][warps][gate, up][rows][16]
-    const int part = 2 * p.rows * 16;
-    char* grid = reinterpret_cast<char*>(red + p.depth * WARPS * part);
-    char* rings = grid + (FORMAT == IQ2_XXS ? GRID_BYTES : 0);
+    Choice& choice = *reinterpret_cast<Choice*>(shared + 1024);
+    float* shared_red = reinterpret_cast<float*>(shared + 1024 + CHOICE);  // [tiles][slices][gate, up][rows][16]
+    float* red = shared_red + (p.shared_weights ? WARPS / 2 * part : 0);       // [depth][warps][gate, up][rows][16]; `choose` has it first
+    char* grid = reinterpret_cast<char*>(red + whole(max(p.depth * WARPS * part, 2 * p.rows * p.routing.experts)));
+    char* rings = reinterpret_cast<char*>(red) + p.early_bytes;  // what lies before it has the router's pieces and inputs first
     char* x = rings + WARPS * p.stages * p.stage_bytes;
     const InputPlan plan = {p.columns, p.rows, p.forms};
+    const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
 
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
-    u64* image_bar = bars + 127;
-    if (threadIdx.x == 0) barrier_init(image_bar, 1), barrier_init_visible();
-    if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
-    wait_for_previous();
-    let_next_start();  // only now: the next kernel reads what was chosen before it waits for this one
-    load_chosen(p.chosen, chosen);
+    u64 *image_bar = bars + 127, *pieces_bar = bars + 126, *halves_bar = bars + 125;
+    const InputPlan router_plan = {p.columns, p.rows, HALVES};
+    const int router_n = p.router.weights ? p.router.pieces / p.router.slices : 0, router_bytes = router_n * piece_bytes(F16);
+    const int units = p.router.tiles * p.router.slices;
+    char *router_pieces = reinterpret_cast<char*>(red), *router_x = router_pieces + router_bytes;
+    auto fetch_pieces = [&](int unit) {
+        barrier_expect(pieces_bar, router_bytes);
+        bulk_copy(router_pieces, p.router.weights + static_cast<size_t>(unit) * router_bytes, router_bytes, pieces_bar);
+    };
+    if (threadIdx.x == 0) {
+        barrier_init(image_bar, 1), barrier_init(pieces_bar, 1), barrier_init(halves_bar, 1), barrier_init_visible();
+        if (p.router.weights && blockIdx.x < units) fetch_pieces(blockIdx.x);
+    }
 
-    const int slices = p.slices, together = WARPS / slices, slice = warp % slices;
+    // The shared expert needs no choice: it comes first, and its weights are on their way before anything else.  Slices are those of
+    // the product on its own (dense.py); half of the warps have gate, half up.
+    const int shared_slices = p.shared_slices, shared_together = WARPS / (2 * shared_slices);
+    const int in_tile = warp % (2 * shared_slices), half = in_tile / shared_slices, shared_slice = in_tile % shared_slices;
+    const int shared_first = p.cells * shared_slice / shared_slices;
+    const int shared_n = p.cells * (shared_slice + 1) / shared_slices - shared_first;
+    const int shared_rounds = p.shared_weights ? (p.tiles + shared_together - 1) / shared_together : 0;
+    int fill_round = blockIdx.x, fill_piece = 0;
+    auto fill_shared = [&] {
+#pragma unroll 1
+        while (fill_round < shared_rounds && !ring.full()) {
+            const int tile = fill_round * shared_together + warp / (2 * shared_slices);
+            if (tile < p.tiles && lane == 0) {
+                const size_t cell = (static_cast<size_t>(tile) * 2 + half) * p.cells + shared_first + fill_piece;
+                bulk_copy(ring.to_fill(), p.shared_weights + cell * SHARED_BYTES, SHARED_BYTES, ring.announce(SHARED_BYTES));
+            }
+            if (tile < p.tiles) ring.advance_fill(), fill_piece++;
+            if (tile >= p.tiles || fill_piece == shared_n) fill_round += gridDim.x, fill_piece = 0;
+        }
+    };
+    fill_shared();
+    if (p.router.weights) wait_for_previous();
+    if (threadIdx.x == 0) {
+        if (p.router.weights) {
+            const InputPlan from = {p.columns, p.rows, p.inputs.image_forms};
+            const u32 bytes = 2 * p.rows * router_plan.half_stride();
+            barrier_expect(halves_bar, bytes);
+            bulk_copy(router_x, p.inputs.image + from.halves_at(), bytes, halves_bar);
+        }
+        fetch_image(p.inputs, plan, x, 0, image_bar);
+    }
+    __syncthreads();
+    barrier_wait(image_bar, 0);
+
+    // One warp has the router's unit, before its part of the shared expert; others see the logits when all units are done.
+    if (p.router.weights && warp == WARPS - 1) {
+        barrier_wait(halves_bar, 0);
+        u32 parity = 0;
+#pragma unroll 1
+        for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
+            const int tile = unit / p.router.slices, slice = unit - tile * p.router.slices;
+            float c[1][4] = {};
+            barrier_wait(pieces_bar, parity);
+#pragma unroll 1
+            for (int i = 0; i < router_n; i++)
+                piece_f16<1>(router_pieces + i * piece_bytes(F16), lane, router_x, router_plan, (slice * router_n + i) * piece_columns(F16), c);
+            __syncwarp();
+            if (unit + gridDim.x < units && lane == 0) fetch_pieces(unit + gridDim.x);
+            float* out = p.router.out + (slice * p.rows + t) * p.routing.experts + tile * 16 + g;
+            if (t < p.rows) {
+                const float scale = scales[p.cells * 8 + t];
+                if (tile * 16 + g < p.routing.experts) out[0] = (c[0][0] + c[0][1]) * scale;
+                if (tile * 16 + g + 8 < p.routing.experts) out[8] = (c[0][2] + c[0][3]) * scale;
+            }
+            __threadfence();
+            __syncwarp();
+            if (lane == 0) atomicAdd(p.router.counter, 1);
+        }
+    }
+
+    auto finish_shared = [&](int round) {
+        const int tile = round * shared_together + warp;
+        if (warp < shared_together && tile < p.tiles)
+            finish_up(shared_red + warp * shared_slices * part, part, shared_slices, p.rows, tile, p.tiles, p.width, p.shared_limit,
+                      p.shared_digits, p.shared_digits.counters, lane, [](int row) { return row; });
+    };
+    int unfinished = -1;
+#pragma unroll 1
+    for (int round = blockIdx.x; round < shared_rounds; round += gridDim.x) {
+        if (unfinished >= 0) {
+            __syncthreads();
+            finish_shared(unfinished);
+            __syncthreads();
+        }
+        unfinished = round;
+        if (round * shared_together + warp / (2 * shared_slices) >= p.tiles) continue;
+        Sums<1> sums;
+#pragma unroll 1
+        for (int c = shared_first; c < shared_first + shared_n; c++) {
+            const PlaneOf<false> source(x, plan, g / 2 < p.rows ? g / 2 : 0, c, lane);
+            const float scale[1] = {t < p.rows ? scales[c * 8 + t] : 0.0f};
+            cell_q8_0<1>(ring.wait(), lane, source, scale, sums);
+            ring.release();
+            fill_shared();
+        }
+        float* mine = shared_red + (warp / (2 * shared_slices) * shared_slices + shared_slice) * part + half * part / 2;
+        if (t < p.rows) mine[t * 16 + g] = sums.v[0][0], mine[t * 16 + g + 8] = sums.v[0][1];
+    }
+
+    if (!p.router.weights) wait_for_previous();
+    else if (threadIdx.x == 0) wait_until(p.router.counter, units);  // all blocks are there: one on every multiprocessor
+    __syncthreads();
+    choose(p.routing, p.rows, choice, red);
+    const Jobs& jobs = choice.jobs;
+    if (blockIdx.x == 0) write_jobs(jobs, p.jobs);
+    let_next_start();  // only now: the next kernel reads the jobs before it waits for this one
+    const int slices = slices_for(p.cells, WARPS / 2), together = WARPS / slices, slice = warp % slices;
     const int first = p.cells * slice / slices, end = p.cells * (slice + 1) / slices;
-    const int per_expert = (p.tiles + together - 1) / together, rounds = chosen.count * per_expert;
-    // What is to be streamed next.
-    int fill_round = blockIdx.x, left = 0;
+    const int per_job = (p.tiles + together - 1) / together, rounds = jobs.count * per_job;
+    int left = 0;  // what is to be streamed next: cells of a tile's slice
     const char* from = nullptr;
+    fill_round = blockIdx.x;
     auto start = [&] {
+#pragma unroll 1
         for (; fill_round < rounds; fill_round += gridDim.x) {
-            const int u = fill_round / per_expert, tile = (fill_round - u * per_expert) * together + warp / slices;
+            const int u = fill_round / per_job, tile = (fill_round - u * per_job) * together + warp / slices;
             if (tile >= p.tiles) continue;
-            const size_t expert = chosen.unique[u];
-            from = p.weights + ((expert * p.tiles + tile) * 2 * p.cells + first) * BYTES;
+            from = p.weights + ((static_cast<size_t>(jobs.job[u].expert) * p.tiles + tile) * 2 * p.cells + first) * BYTES;
             left = end - first;
             return;
         }
     };
     auto refill = [&] {
         if (left == 0) return;
+        const int cells = min(left, p.pack);
         if (lane == 0) {
-            u64* bar = ring.announce(2 * BYTES);
-            bulk_copy(ring.to_fill(), from, BYTES, bar);
-            bulk_copy(ring.to_fill() + BYTES, from + static_cast<size_t>(p.cells) * BYTES, BYTES, bar);
+            u64* bar = ring.announce(2 * cells * BYTES);
+            bulk_copy(ring.to_fill(), from, cells * BYTES, bar);
+            bulk_copy(ring.to_fill() + p.pack * BYTES, from + static_cast<size_t>(p.cells) * BYTES, cells * BYTES, bar);
         }
         ring.advance_fill();
-        from += BYTES;
-        if (--left == 0) fill_round += gridDim.x, start();
+        from += cells * BYTES;
+        left -= cells;
+        if (left == 0) fill_round += gridDim.x, start();
     };
     start();
+#pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
-    prepare<WARPS, SOURCE>(p.inputs, plan, x, scratch, image_bar, 0);
+    if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
+    if (unfinished >= 0) finish_shared(unfinished);
+    if (blockIdx.x == 0)
+        for (int i = threadIdx.x; i < static_cast<int>(sizeof(Chosen) / 4); i += blockDim.x)
+            reinterpret_cast<u32*>(p.chosen)[i] = reinterpret_cast<const u32*>(&choice.chosen)[i];
 
-    const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
+    __syncthreads();  // the grid is there
+    const int group = warp / slices;  // of the warps that share a tile
+    auto meet = [&] {
+        if (slices > 1) named_barrier(1 + group, slices * WARP);
+        else __syncwarp();
+    };
+#pragma unroll 1
     for (int round = blockIdx.x; round < rounds;) {
         const int first_round = round;
         int kept = 0;
+#pragma unroll 1
         for (; round < rounds && kept < p.depth; round += gridDim.x, kept++) {
-            if (round % per_expert * together + warp / slices >= p.tiles) continue;
-            Sums<SETS> gate, up;
-            for (int c = first; c < end; c++) {
-                const PlaneInputs<SETS> source(x, plan, c, lane);
-                float scale[SETS];
-#pragma unroll
-                for (int s = 0; s < SETS; s++) scale[s] = 4 * s + t < p.rows ? scales[c * 8 + 4 * s + t] : 0.0f;
-                const char* cell = ring.wait();
-                if constexpr (FORMAT == IQ2_XXS && SETS == 1) {
-                    Sums<SETS>* const both[2] = {&gate, &up};
-                    cells_iq2_xxs<SETS, 2>(cell, BYTES, grid, lane, source, scale, both);
-                } else {
-                    add_expert_cell<SETS>(FORMAT, cell, grid, lane, source, scale, gate);
-                    add_expert_cell<SETS>(FORMAT, cell + BYTES, grid, lane, source, scale, up);
+            const int u = round / per_job, n = jobs.job[u].rows;
+            if ((round - u * per_job) * together + warp / slices >= p.tiles) continue;
+            const int column_row = jobs.job[u].row[g / 2 < n ? g / 2 : 0], mine_row = t < n ? jobs.job[u].row[t] : -1;
+            Sums<1> gate, up;
+#pragma unroll 1
+            for (int c = first; c < end;) {
+                const char* stage = ring.wait();
+#pragma unroll 1
+                for (int k = 0; k < p.pack && c < end; k++, c++) {
+                    const PlaneOf<NEGATIVE> source(x, plan, column_row, c, lane);
+                    const float scale[1] = {mine_row < 0 ? 0.0f : scales[c * 8 + mine_row]};
+                    const char* cell = stage + k * BYTES;
+                    if constexpr (FORMAT == IQ2_XXS) {
+                        Sums<1>* const both[2] = {&gate, &up};
+                        cells_iq2_xxs<2>(cell, p.pack * BYTES, grid, lane, source, scale[0], both);
+                    } else {
+                        add_expert_cell(FORMAT, cell, grid, lane, source, scale, gate);
+                        add_expert_cell(FORMAT, cell + p.pack * BYTES, grid, lane, source, scale, up);
+                    }
                 }
                 ring.release();
                 refill();
             }
             float* mine = red + (kept * WARPS + warp) * part;
-#pragma unroll
-            for (int s = 0; s < SETS; s++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const int row = 4 * s + t;
-                    if (row >= p.rows) continue;
-                    mine[row * 16 + g + 8 * h] = gate.v[s][h];
-                    mine[(p.rows + row) * 16 + g + 8 * h] = up.v[s][h];
-                }
-        }
-        __syncthreads();
-        for (int i = warp; i < kept * together; i += WARPS) {  // a tile for every warp
-            const int r = first_round + i / together * gridDim.x, u = r / per_expert;
-            const int tile = r % per_expert * together + i % together;
-            if (tile >= p.tiles) continue;
-            const float* parts = red + (i / together * WARPS + i % together * slices) * part;
-            for (int k = lane; k < p.rows * 16; k += WARP) {
-                const int row = k / 16, at = tile * 16 + k % 16, slot = chosen.slot[u][row];
-                if (slot < 0 || at >= p.width) continue;
-                float a = 0, b = 0;
-                for (int j = 0; j < slices; j++) a += parts[j * part + k], b += parts[j * part + p.rows * 16 + k];
-                const size_t vector = row * p.per_row + slot;
-                p.digits.values[vector * p.digits.cells * CELL + at] = swiglu(a, b, p.limit);
+            if (t < job_rows) {
+                mine[t * 16 + g] = gate.v[0][0], mine[t * 16 + g + 8] = gate.v[0][1];
+                mine[part / 2 + t * 16 + g] = up.v[0][0], mine[part / 2 + t * 16 + g + 8] = up.v[0][1];
             }
-            const int cell = tile / 16;
-            if (is_last(p.digits.counters + u * p.digits.cells + cell, tiles_of_cell(p.tiles, cell), lane))
-                for (int row = 0; row < p.rows; row++)
-                    if (chosen.slot[u][row] >= 0)
-                        write_digits(p.digits, row * p.per_row + chosen.slot[u][row], cell, lane);
         }
-        if (round < rounds) __syncthreads();
+        meet();
+#pragma unroll 1
+        for (int i = slice; i < kept; i += slices) {  // a tile for every warp
+            const int r = first_round + i * gridDim.x, u = r / per_job, tile = (r - u * per_job) * together + group;
+            if (tile >= p.tiles) continue;
+            finish_up(red + (i * WARPS + group * slices) * part, part, slices, jobs.job[u].rows, tile, p.tiles, p.width, p.limit, p.digits,
+                      p.digits.counters + u * p.digits.cells, lane,
+                      [&](int k) { return jobs.job[u].row[k] * p.routing.count + jobs.job[u].slot[k]; });
+        }
+        if (round < rounds) meet();
     }
 }
 
 // ── down ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 struct Down {
-    const char* weights;  // [experts][tiles][cells] cells
+    const char* weights;         // [experts][tiles][cells] cells
     const char* shared_weights;  // [tiles][cells] cells, Q8_0; or null
     const uint2* grid;
-    const Chosen* chosen;
+    const Jobs* jobs;
+    u32* counter;                // of `up`, to be set to zero; or null
     const u8* digits;            // [rows · count, cells, 2, 256]
-    const float* scales;
+    const float* scales;         // [rows · count, cells]
     const u8* shared_digits;     // [rows, cells, 2, 256]
     const float* shared_scales;
     float* out;                  // [rows, width]
-    int format, tiles, cells, rows, width, per_row;  // per_row: experts of a row
-    int stages, stage_bytes;
-};
-
-// Inputs of a cell in registers, straight from the digits of the kernel before.
-template <int SETS>
-struct RegisterInputs {
-    uint2 b[SETS][STEPS];
-    float scale[SETS];  // of input rows t, 4 + t, times the router's weight
-
-    PS_DEVICE uint2 step(int set, int i) const { return b[set][i]; }
-    PS_DEVICE uint2 negative(int set, int i) const {
-        return {negate_bytes(b[set][i].x), negate_bytes(b[set][i].y)};
-    }
-    // u: the expert's place among the chosen, −1 the shared one
-    PS_DEVICE void load(const Down& p, const Chosen& chosen, int u, int cell, int lane) {
-        const int g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            const int row = 4 * s + g / 2, mine = 4 * s + t;
-            const int slot = row >= p.rows ? -1 : u < 0 ? 0 : chosen.slot[u][row];
-            const size_t vector = u < 0 ? row : row * p.per_row + slot;
-            const u8* from = (u < 0 ? p.shared_digits : p.digits) + ((vector * p.cells + cell) * 2 + g % 2) * CELL + t * 8;
-#pragma unroll
-            for (int i = 0; i < STEPS; i++) b[s][i] = slot < 0 ? uint2{0, 0} : load8(from + i * 32);
-            const int own = mine >= p.rows ? -1 : u < 0 ? 0 : chosen.slot[u][mine];
-            const size_t at = (u < 0 ? mine : mine * p.per_row + own) * p.cells + cell;
-            scale[s] = own < 0 ? 0.0f : u < 0 ? p.shared_scales[at] : p.scales[at] * chosen.weight[u][mine];
-        }
-    }
+    int tiles, cells, rows, width, count;  // count: experts of a row
+    int stages, stage_bytes, log_vectors;  // 1 << log_vectors: vectors of a warp on their way
 };
 
 constexpr int DOWN_WARPS = 8;
 
-template <int FORMAT, int SETS>
+// A warp's own ring of vectors: 256 columns of a row, both digits.
+struct Vectors {
+    char* memory;  // [size][2][256]
+    u64* bars;
+    int size, log;  // size: 1 << log
+    int filled = 0, used = 0;
+
+    PS_DEVICE Vectors(char* memory, u64* bars, int log, int lane) : memory(memory), bars(bars), size(1 << log), log(log) {
+        if (lane == 0) {
+#pragma unroll 1
+            for (int i = 0; i < size; i++) barrier_init(bars + i, 1);
+            barrier_init_visible();
+        }
+        __syncwarp();
+    }
+    PS_DEVICE bool full() const { return filled - used == size; }
+    PS_DEVICE int at(int number) const { return number & (size - 1); }
+    PS_DEVICE void fill(const u8* from) {  // one lane calls
+        u64* bar = bars + at(filled);
+        barrier_expect(bar, 2 * CELL);
+        bulk_copy(memory + at(filled) * 2 * CELL, from, 2 * CELL, bar);
+        filled++;
+    }
+    PS_DEVICE void wait(int count) const {
+#pragma unroll 1
+        for (int i = used; i < used + count; i++) barrier_wait(bars + at(i), i >> log & 1);
+    }
+    PS_DEVICE void release(int count) {
+        __syncwarp();
+        used += count;
+    }
+};
+
+// The next `count` of them as a cell's inputs: lane 4 g + t has digit g % 2 of row g / 2.
+struct VectorInputs {
+    static constexpr bool NEGATIVE = false;
+    const char* plane;
+    bool there;
+
+    PS_DEVICE VectorInputs(const Vectors& v, int count, int lane)
+        : plane(v.memory + (v.at(v.used + lane / 8) * 2 + lane / 4 % 2) * CELL + lane % 4 * 8), there(lane / 8 < count) {}
+    PS_DEVICE uint2 step(int, int i) const { return there ? load8(plane + i * 32) : uint2{0, 0}; }
+    PS_DEVICE uint2 negative(int, int) const { return {0, 0}; }
+};
+
+template <int FORMAT>
 PS_DEVICE void down(const Down& p) {
     extern __shared__ __align__(128) char shared[];
-    constexpr int WARPS = DOWN_WARPS, RED = 4 * SETS * 16, BYTES = cell_bytes(FORMAT), SHARED_BYTES = cell_bytes(Q8_0);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    constexpr int WARPS = DOWN_WARPS, BYTES = cell_bytes(FORMAT), SHARED_BYTES = cell_bytes(Q8_0);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int part = p.rows * 16, most_jobs = p.rows * p.count;
+    const int slices = slices_for(p.cells, WARPS), together = WARPS / slices, slice = warp % slices;
+    const int first = p.cells * slice / slices, n = p.cells * (slice + 1) / slices - first;
+    const int most_n = (p.cells + slices - 1) / slices, factors_of = (most_jobs * JOB_ROWS + p.rows) * most_n;
     u64* bars = reinterpret_cast<u64*>(shared);
-    Chosen& chosen = *reinterpret_cast<Chosen*>(shared + 1024);
-    float* red = reinterpret_cast<float*>(shared + 1024 + CHOSEN);
-    char* grid = shared + 1024 + CHOSEN + 2 * WARPS * RED * 4;
+    Jobs& jobs = *reinterpret_cast<Jobs*>(shared + 1024);
+    char* vectors_at = shared + 1024 + JOBS;
+    const int vector_bytes = (2 * CELL) << p.log_vectors;
+    float* red = reinterpret_cast<float*>(vectors_at + WARPS * vector_bytes);  // [2][warps][rows][16]
+    float* all_factors = red + whole(2 * WARPS * part);
+    float* factors = all_factors + warp * factors_of;
+    char* grid = reinterpret_cast<char*>(all_factors + whole(WARPS * factors_of));
     char* rings = grid + (FORMAT == IQ2_XXS ? GRID_BYTES : 0);
 
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
-    if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
-    const int slices = slices_for<WARPS>(p.cells), together = WARPS / slices, slice = warp % slices;
-    const int first = p.cells * slice / slices, n = p.cells * (slice + 1) / slices - first;
+    Vectors vectors(vectors_at + warp * vector_bytes, bars + 64 + (warp << p.log_vectors), p.log_vectors, lane);
     const int steps = (p.tiles + together - 1) / together, pack = p.stage_bytes / BYTES;
-    // A step's pieces: the shared expert's cells one by one, then the chosen experts' cells, `pack` to a stage.
-    const int shared_pieces = p.shared_weights ? n : 0;
-    int pieces = shared_pieces, fill_step = blockIdx.x, fill_piece = 0;
+    // A step's pieces: the shared expert's cells one by one, then the jobs' cells, `pack` to a stage.
+    const int shared_n = p.shared_weights ? n : 0;
+    int pieces = shared_n, fill_step = blockIdx.x, fill_piece = 0;
     auto refill = [&](bool known) {  // known: the experts
+#pragma unroll 1
         while (fill_step < steps && !ring.full()) {
             const int tile = fill_step * together + warp / slices;
             if (tile >= p.tiles || (known && fill_piece == pieces)) {
                 fill_step += gridDim.x, fill_piece = 0;
                 continue;
             }
-            if (fill_piece == shared_pieces && !known) break;
+            if (fill_piece == shared_n && !known) break;
             if (lane == 0) {
-                if (fill_piece < shared_pieces) {
-                    const char* from = p.shared_weights +
-                                       (static_cast<size_t>(tile) * p.cells + first + fill_piece) * SHARED_BYTES;
+                if (fill_piece < shared_n) {
+                    const char* from = p.shared_weights + (static_cast<size_t>(tile) * p.cells + first + fill_piece) * SHARED_BYTES;
                     bulk_copy(ring.to_fill(), from, SHARED_BYTES, ring.announce(SHARED_BYTES));
                 } else {
-                    const int q0 = (fill_piece - shared_pieces) * pack, q1 = min(q0 + pack, chosen.count * n);
+                    const int q0 = (fill_piece - shared_n) * pack, q1 = min(q0 + pack, jobs.count * n);
                     u64* bar = ring.announce((q1 - q0) * BYTES);
                     int u = q0 / n, c = q0 - u * n;
+#pragma unroll 1
                     for (int q = q0; q < q1; q++) {
-                        const size_t expert = chosen.unique[u];
+                        const size_t expert = jobs.job[u].expert;
                         const char* from = p.weights + ((expert * p.tiles + tile) * p.cells + first + c) * BYTES;
                         bulk_copy(ring.to_fill() + (q - q0) * BYTES, from, BYTES, bar);
                         if (++c == n) c = 0, u++;
@@ -258,79 +433,114 @@ PS_DEVICE void down(const Down& p) {
         }
     };
     refill(false);
-    // The kernel before this one let it start only after the router's kernel had ended.
-    load_chosen(p.chosen, chosen);
-    pieces = shared_pieces + (chosen.count * n + pack - 1) / pack;
+    if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
+    read_jobs(p.jobs, jobs, most_jobs);  // the kernel before this one let it start only after they were written
+    pieces = shared_n + (jobs.count * n + pack - 1) / pack;
     refill(true);
     let_next_start();
     wait_for_previous();
+    if (p.counter && blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
 
-    const int total = shared_pieces + chosen.count * n;  // cells of a step
-    int next_u = shared_pieces ? -1 : 0, next_c = 0;  // what `ahead` is to hold next: expert and cell
-    auto inputs_of = [&](RegisterInputs<SETS>& to) {
-        to.load(p, chosen, next_u, first + next_c, lane);
-        if (++next_c < n) return;
-        next_c = 0;
-        if (++next_u == chosen.count) next_u = shared_pieces ? -1 : 0;
+    // Vectors in the order of their use: the shared expert's, cell by cell and row by row, then the jobs'.  One lane asks for them.
+    int ask_step = blockIdx.x, ask_u = shared_n ? -1 : 0, ask_c = 0, ask_k = 0;
+    auto ask = [&] {
+        if (lane) return;
+#pragma unroll 1
+        while (ask_step < steps && !vectors.full()) {
+            const bool own = ask_u < 0;
+            const int row = own ? ask_k : jobs.job[ask_u].row[ask_k], cell = first + ask_c;
+            const size_t vector = own ? row : row * p.count + jobs.job[ask_u].slot[ask_k];
+            vectors.fill((own ? p.shared_digits : p.digits) + (vector * p.cells + cell) * 2 * CELL);
+            if (++ask_k < (own ? p.rows : jobs.job[ask_u].rows)) continue;
+            ask_k = 0;
+            if (++ask_c < n) continue;
+            ask_c = 0;
+            if (++ask_u < jobs.count) continue;
+            ask_u = shared_n ? -1 : 0;
+            do ask_step += gridDim.x;
+            while (ask_step < steps && ask_step * together + warp / slices >= p.tiles);
+        }
     };
+    if (blockIdx.x * together + warp / slices >= p.tiles) ask_step = steps;
+    ask();
+    // What a vector's integers are worth: [jobs][cells][4], times the router's weight, and [cells][rows] of the shared expert
+    float* shared_factors = factors + most_jobs * JOB_ROWS * most_n;
+#pragma unroll 1
+    for (int i = lane; i < jobs.count * n * JOB_ROWS; i += WARP) {
+        const int u = i / (n * JOB_ROWS), c = i / JOB_ROWS % n, k = i % JOB_ROWS;
+        if (k >= jobs.job[u].rows) continue;
+        const size_t vector = jobs.job[u].row[k] * p.count + jobs.job[u].slot[k];
+        factors[i] = p.scales[vector * p.cells + first + c] * jobs.job[u].weight[k];
+    }
+    for (int i = lane; i < shared_n * p.rows; i += WARP)
+        shared_factors[i] = p.shared_scales[static_cast<size_t>(i % p.rows) * p.cells + first + i / p.rows];
+    __syncwarp();
+
     int turn = 0;
-    RegisterInputs<SETS> ahead;
-    inputs_of(ahead);
     for (int step = blockIdx.x; step < steps; step += gridDim.x, turn ^= 1) {
         const int tile = step * together + warp / slices;
+        float* sums_of = red + (turn * WARPS + warp) * part;  // [rows][16]
         if (tile < p.tiles) {
-            Sums<SETS> sums;
-            const char* stage = nullptr;
-            int in_stage = 0;  // cells of the stage that are used
 #pragma unroll 1
-            for (int q = 0; q < total; q++) {
-                const RegisterInputs<SETS> now = ahead;
-                inputs_of(ahead);
-                const int routed = q - shared_pieces;
-                if (routed < 0) {
-                    cell_q8_0<SETS>(ring.wait(), lane, now, now.scale, sums);
-                } else {
-                    if (in_stage == 0) stage = ring.wait();
-                    add_expert_cell<SETS>(FORMAT, stage + in_stage * BYTES, grid, lane, now, now.scale, sums);
-                    in_stage++;
+            for (int i = lane; i < part; i += WARP) sums_of[i] = 0;
+            __syncwarp();
+            // A job's `count` rows: lane 4 g + t has weight rows g and g + 8 of its row `mine`.
+            auto add = [&](int count, int mine, float factor, const char* cell, auto format) {
+                Sums<1> sums;
+                float* at = sums_of + mine * 16 + g;
+                if (t < count) sums.v[0][0] = at[0], sums.v[0][1] = at[8];
+                vectors.wait(count);
+                const VectorInputs source(vectors, count, lane);
+                const float scale[1] = {factor};
+                add_expert_cell(decltype(format)::value, cell, grid, lane, source, scale, sums);
+                if (t < count) at[0] = sums.v[0][0], at[8] = sums.v[0][1];
+                vectors.release(count);
+                ask();
+            };
+#pragma unroll 1
+            for (int c = 0; c < shared_n; c++) {
+                const char* cell = ring.wait();
+#pragma unroll 1
+                for (int row = 0; row < p.rows; row += JOB_ROWS) {
+                    const int count = min(p.rows - row, JOB_ROWS), mine = t < count ? row + t : 0;
+                    add(count, mine, t < count ? shared_factors[c * p.rows + mine] : 0.0f, cell, Constant<Q8_0>());
                 }
-                if (routed < 0 || in_stage == pack || q + 1 == total) {
+                ring.release();
+                refill(true);
+            }
+            const char* stage = nullptr;
+            int in_stage = 0, u = 0, c = 0;  // in_stage: cells of the stage that are used
+#pragma unroll 1
+            for (int left = jobs.count * n; left > 0; left--) {
+                if (in_stage == 0) stage = ring.wait();
+                const int count = jobs.job[u].rows, mine = t < count ? jobs.job[u].row[t] : 0;
+                const float factor = t < count ? factors[(u * n + c) * JOB_ROWS + t] : 0.0f;
+                add(count, mine, factor, stage + in_stage * BYTES, Constant<FORMAT>());
+                if (++c == n) c = 0, u++;
+                if (++in_stage == pack || left == 1) {
                     in_stage = 0;
                     ring.release();
                     refill(true);
                 }
             }
-            put_sums<SETS>(sums, red + (turn * WARPS + warp) * RED, lane);
         }
         if (slices > 1) named_barrier(1 + warp / slices, slices * WARP);
         else __syncwarp();
         if (slice != (step / gridDim.x) % slices || tile >= p.tiles) continue;
-        const float* parts = red + (turn * WARPS + warp - slice) * RED;
-        for (int i = lane; i < p.rows * 16; i += WARP) {
+        const float* parts = red + (turn * WARPS + warp - slice) * part;
+#pragma unroll 1
+        for (int i = lane; i < part; i += WARP) {
             float v = 0;
-            for (int k = 0; k < slices; k++) v += parts[k * RED + i];
+#pragma unroll 2
+            for (int k = 0; k < slices; k++) v += parts[k * part + i];
             if (tile * 16 + i % 16 < p.width) p.out[static_cast<size_t>(i / 16) * p.width + tile * 16 + i % 16] = v;
         }
     }
 }
 
-#define GATE_UP(format, name, sets, rows)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) gate_up_##name##_image_##rows(const __grid_constant__ GateUp p) { \
-        gate_up<format, sets, IMAGE>(p);                                                                                   \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) gate_up_##name##_any_##rows(const __grid_constant__ GateUp p) { \
-        gate_up<format, sets, ANYTHING>(p);                                                                                \
-    }
-#define EXPERTS(format, name)                                                                                              \
-    GATE_UP(format, name, 1, 4)                                                                                            \
-    GATE_UP(format, name, 2, 8)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 2) down_##name##_4(const __grid_constant__ Down p) {      \
-        down<format, 1>(p);                                                                                                \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32) down_##name##_8(const __grid_constant__ Down p) {         \
-        down<format, 2>(p);                                                                                                \
-    }
-
 #ifdef EXPERT_FORMAT  // one format at a time: compiling all takes a while
-EXPERTS(EXPERT_FORMAT, experts)
+// few: with inputs negated, which many rows have no room for
+extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) experts_up_few(const __grid_constant__ Up p) { up<EXPERT_FORMAT, true>(p); }
+extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) experts_up_many(const __grid_constant__ Up p) { up<EXPERT_FORMAT, false>(p); }
+extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 2) experts_down(const __grid_constant__ Down p) { down<EXPERT_FORMAT>(p); }
 #endif

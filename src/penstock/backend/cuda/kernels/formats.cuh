@@ -44,6 +44,7 @@ struct Sums {
 // not meet, and nobody looks at the results.
 template <int SETS>
 struct PlaneInputs {
+    static constexpr bool NEGATIVE = SETS == 1;  // whether there is a negated copy: many rows have no room for one
     const char* plane[SETS];  // this lane's, at the cell's first column
     int negated;              // from a plane to its negative
 
@@ -59,11 +60,11 @@ struct PlaneInputs {
     PS_DEVICE uint2 negative(int set, int i) const { return load8(plane[set] + negated + i * 32); }
 };
 
-// Adds the inputs under a mask of 0xff bytes, which is −1 times the mask's numbers.  Few rows read their inputs negated, which
-// costs least; many have no room for a second copy and clear the masks to 1.
-template <int SETS>
+// Adds the inputs under a mask of 0xff bytes, which is −1 times the mask's numbers.  To read inputs negated costs least; where there is
+// no room for a second copy masks are cleared to 1.
+template <bool NEGATIVE>
 PS_DEVICE void mend(int (&c)[4], const u32 (&mask)[4], uint2 x, uint2 negative) {
-    if (SETS == 1) return mma_bytes(c, mask, negative);
+    if (NEGATIVE) return mma_bytes(c, mask, negative);
     const u32 ones[4] = {mask[0] & 0x01010101, mask[1] & 0x01010101, mask[2] & 0x01010101, mask[3] & 0x01010101};
     mma_bytes(c, ones, x);
 }
@@ -141,6 +142,11 @@ PS_DEVICE void fill_grid(char* grid, const uint2* entries) {
     }
 }
 
+// Numbers that the compiler must not know: it would make shifts and masks of a product, and those run at half the rate of products.
+PS_DEVICE u32 hidden(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
 // (a & b) | c in one instruction; c must not be known to the compiler, which would make two of it.
 PS_DEVICE u32 and_or(u32 a, u32 b, u32 c) {
     u32 d;
@@ -149,51 +155,48 @@ PS_DEVICE u32 and_or(u32 a, u32 b, u32 c) {
 }
 
 // CELLS cells against the same inputs (gate and up), `apart` bytes from each other.
-template <int SETS, int CELLS, class Source>
-PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int lane, const Source& x, const float (&scale)[SETS],
-                             Sums<SETS>* const (&sums)[CELLS]) {
+template <int CELLS, class Source>
+PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int lane, const Source& x, float scale,
+                             Sums<1>* const (&sums)[CELLS]) {
     const int g = lane / 4;
-    const char* copy = grid + lane % 16 * 8;
-    u32 one = 1;
-    asm volatile("" : "+r"(one));
-    int total[CELLS][SETS][4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; half++) {  // four steps: so much of the codes as is in use at a time
-        uint2 index[CELLS], signs[CELLS], nibbles[CELLS];
+    const u32 copy = shared_address(grid) + lane % 16 * 8, one = hidden(1), two = hidden(2), stride = hidden(128);
+    int total[CELLS][4] = {};
+#pragma unroll 1  // what is run a few times only is fetched once
+    for (int half = 0; half < 2; half++) {  // four steps
+        uint2 index[CELLS], signs[CELLS];
+        u32 scales[CELLS][2];
 #pragma unroll
         for (int k = 0; k < CELLS; k++) {
-            index[k] = load8(cell + k * apart + lane * 16 + half * 8);
-            signs[k] = load8(cell + k * apart + 512 + lane * 16 + half * 8);
-            nibbles[k] = load8(cell + k * apart + 1024 + g * 8);
+            const char* at = cell + k * apart;
+            index[k] = load8(at + lane * 16 + half * 8);
+            signs[k] = load8(at + 512 + lane * 16 + half * 8);
+            scales[k][0] = *reinterpret_cast<const u16*>(at + 1024 + g * 8 + half * 2);
+            scales[k][1] = *reinterpret_cast<const u16*>(at + 1024 + g * 8 + 4 + half * 2);
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int i = half * 4 + j;
-            uint2 b[SETS], n[SETS];
-#pragma unroll
-            for (int s = 0; s < SETS; s++) {
-                b[s] = x.step(s, i);
-                if (SETS == 1) n[s] = x.negative(s, i);
-            }
+        for (int order = 0; order < 4; order++) {  // steps 1, 0, 3, 2: signs are shifted out from the top
+            const int j = order ^ 1, i = half * 4 + j;
+            const uint2 b = x.step(0, i);
+            uint2 n = {0, 0};
+            if constexpr (Source::NEGATIVE) n = x.negative(0, i);
 #pragma unroll
             for (int k = 0; k < CELLS; k++) {
-                const u32 pair = (j < 2 ? index[k].x : index[k].y) >> j % 2 * 16, bits = j < 2 ? signs[k].x : signs[k].y;
-                const uint2 v0 = load8(copy + (pair << 7 & 0x7f80)), v1 = load8(copy + (pair >> 1 & 0x7f80));
+                const u32 pair = j < 2 ? index[k].x : index[k].y;
+                u32& bits = j < 2 ? signs[k].x : signs[k].y;
+                const uint2 v0 = load_shared8((pair >> j % 2 * 16 & 255) * stride + copy);
+                const uint2 v1 = load_shared8(permute(pair, 0, j % 2 ? 0x4443 : 0x4441) * stride + copy);
                 // Masks of the negative bytes.  v ^ mask is −v − 1 there; a second product, of the masks, makes up for the 1.
                 u32 mask[4];
 #pragma unroll
-                for (int r = 0; r < 4; r++) mask[r] = permute_signs(bits << (7 - (i % 2 * 4 + r)), 0, 0xba98);
+                for (int r = 3; r >= 0; r--) mask[r] = permute_signs(bits, 0, 0xba98), bits *= two;
                 const u32 a[4] = {v0.x ^ mask[0], v1.x ^ mask[1], v0.y ^ mask[2], v1.y ^ mask[3]};
-                const int f0 = static_cast<int>(and_or(i ? nibbles[k].x >> (4 * i - 1) : nibbles[k].x << 1, 0x1e, one));
-                const int f1 = static_cast<int>(and_or(i ? nibbles[k].y >> (4 * i - 1) : nibbles[k].y << 1, 0x1e, one));
-#pragma unroll
-                for (int s = 0; s < SETS; s++) {
-                    int c[4] = {};
-                    mma_bytes(c, a, b[s]);
-                    mend<SETS>(c, mask, b[s], n[s]);
-                    total[k][s][0] += c[0] * f0, total[k][s][1] += c[1] * f0;
-                    total[k][s][2] += c[2] * f1, total[k][s][3] += c[3] * f1;
-                }
+                const int f0 = static_cast<int>(and_or(j ? scales[k][0] >> (4 * j - 1) : scales[k][0] * two, 0x1e, one));
+                const int f1 = static_cast<int>(and_or(j ? scales[k][1] >> (4 * j - 1) : scales[k][1] * two, 0x1e, one));
+                int c[4] = {};
+                mma_bytes(c, a, b);
+                mend<Source::NEGATIVE>(c, mask, b, n);
+                total[k][0] += c[0] * f0, total[k][1] += c[1] * f0;
+                total[k][2] += c[2] * f1, total[k][3] += c[3] * f1;
             }
         }
     }
@@ -201,14 +204,11 @@ PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int 
     for (int k = 0; k < CELLS; k++) {
         const u32 d = load4(cell + k * apart + 1088 + g * 4);
         const float d0 = low_half(d) * 0.125f, d1 = high_half(d) * 0.125f;
-#pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            const int* v = total[k][s];
-            const float a = fmaf(static_cast<float>(v[0]), 255.0f, static_cast<float>(v[1])) * d0;
-            const float b = fmaf(static_cast<float>(v[2]), 255.0f, static_cast<float>(v[3])) * d1;
-            sums[k]->v[s][0] = fmaf(a, scale[s], sums[k]->v[s][0]);
-            sums[k]->v[s][1] = fmaf(b, scale[s], sums[k]->v[s][1]);
-        }
+        const int* v = total[k];
+        const float a = fmaf(static_cast<float>(v[0]), 255.0f, static_cast<float>(v[1])) * d0;
+        const float b = fmaf(static_cast<float>(v[2]), 255.0f, static_cast<float>(v[3])) * d1;
+        sums[k]->v[0][0] = fmaf(a, scale, sums[k]->v[0][0]);
+        sums[k]->v[0][1] = fmaf(b, scale, sums[k]->v[0][1]);
     }
 }
 
@@ -308,8 +308,10 @@ PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const flo
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
             int c[4] = {};
+            uint2 negative = {0, 0};
+            if constexpr (Source::NEGATIVE) negative = x.negative(s, i);
             mma_bytes(c, a, x.step(s, i));
-            mend<SETS>(c, mask, x.step(s, i), SETS == 1 ? x.negative(s, i) : uint2{0, 0});
+            mend<Source::NEGATIVE>(c, mask, x.step(s, i), negative);
             v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
             v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
         }

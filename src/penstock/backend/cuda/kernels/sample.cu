@@ -35,7 +35,8 @@ struct Chosen {
 struct Sample {
     const Choice* choices;  // [rows]
     float* scratch;         // [rows, vocabulary]
-    Chosen* chosen;         // [rows]
+    Chosen* chosen;         // [rows], perhaps in the host's memory
+    int* tokens;            // [rows], of which a step can be made: 0 where there is none
     long long vocabulary;
 };
 
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(const __grid_consta
     Chosen& out = p.chosen[blockIdx.x];
     u64 best = row.top(raw);
     if (best == ~0ull) {
-        if (threadIdx.x == 0) out = {-1, 0, 0, 0, 0};
+        if (threadIdx.x == 0) out = {-1, 0, 0, 0, 0}, p.tokens[blockIdx.x] = 0;
         return;
     }
     const float highest = ranked_value(best);
@@ -258,5 +259,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(const __grid_consta
     if (threadIdx.x == 0) {
         const float logit = token < 0 ? 0.0f : raw[token];
         out = {token, logit, highest, top, static_cast<double>(all) * (1.0 / 17592186044416.0)};
+        p.tokens[blockIdx.x] = max(token, 0);
     }
 }

@@ -89,7 +89,7 @@ function state({ state, progress, queue }) {
     loading: "Reading the weights",
     waking: "Bringing the weights back",
     parked: "The weights are parked. The next message brings them back.",
-    failed: "The model could not be read; the server's log says why.",
+    failed: "The model cannot be run; the server's log says why.",
   };
   notice(complaint || words[state]);
   const reading = state === "loading" || state === "waking";
