@@ -274,7 +274,7 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
     choices = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
     chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
-    sample = SampleRows(choices, torch.empty_like(logits), chosen, torch.empty_like(tokens), rows)
+    sample = SampleRows(choices, chosen, torch.empty_like(tokens), rows, VOCABULARY)
 
     def everything() -> None:
         turns.launch(OVERLAP)

@@ -96,15 +96,16 @@ class Steps:
     def __init__(self, engine: Engine):
         self.ran = self.ahead = 0
         self.fails: Exception | None = None
-        self._run = engine.runner.run
+        self._begin = engine.runner.begin
         engine.backend.sampling = LateSampling(engine.backend.sampling)
-        engine.runner.run = self.run  # type: ignore[method-assign]
+        engine.runner.begin = self.begin  # type: ignore[method-assign]
 
-    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
+    def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Callable[[], Logits]:
         self.ran += 1
         if step.source is not None:
             self.ahead += 1
             if self.fails is not None:
                 raise self.fails
             step = replace(step, tokens=step.source, source=None)
-        return cast(Logits, Elsewhere(self._run(step, progress)))
+        logits = cast(Logits, Elsewhere(self._begin(step, progress)()))
+        return lambda: logits

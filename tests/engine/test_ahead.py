@@ -27,12 +27,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Engine:
-    return Engine(model, context=256, prefill_chunk=32)
+    return Engine(model, context=256, prefill_chunk=32, draft="off")
 
 
 @pytest.fixture
 def engine(model: Path) -> Engine:
-    return Engine(model, context=256, prefill_chunk=32)
+    return Engine(model, context=256, prefill_chunk=32, draft="off")
 
 
 @pytest.fixture

@@ -131,15 +131,15 @@ def test_one_failure_is_not_everybodys(engine: Engine, monkeypatch: pytest.Monke
     scheduler.submit(bad.request)
     for _ in range(3):
         scheduler.step()
-    advance = engine.advance
+    begin = engine.begin
     broken = scheduler._slots[1].session
 
     def failing(work, *more):  # type: ignore[no-untyped-def]
         if any(session is broken for session, _, _ in work):
             raise ReadError("the disk is gone")
-        return advance(work, *more)
+        return begin(work, *more)
 
-    monkeypatch.setattr(engine, "advance", failing)
+    monkeypatch.setattr(engine, "begin", failing)
     finish(scheduler)
     assert isinstance(bad.failure, ReadError)
     assert good.failure is None
@@ -203,7 +203,7 @@ def test_a_lost_device_is_the_end_for_all(engine: Engine, monkeypatch: pytest.Mo
     def lost(*_: object) -> None:
         raise DeviceLostError("the GPU is lost")
 
-    monkeypatch.setattr(engine.runner, "run", lost)
+    monkeypatch.setattr(engine.runner, "begin", lost)
     clients, late = [Client(prompt(n, 10)) for n in range(3)], Client(prompt(4, 10))
     scheduler = Scheduler(engine, parallel=2)
     for client in clients:

@@ -60,14 +60,14 @@ def test_few_logits_at_a_time_and_those_who_decode_go_on(
 ) -> None:
     decodes, scored = Client(prompt(1, 4), 200), Client(prompt(2, 1000), 0, score=0)
     rows: list[int] = []
-    advance = engine.advance
+    begin = engine.begin
 
     def counting(work, *more):  # type: ignore[no-untyped-def]
         wanted = sum(rows for _, _, rows in work)
         rows.extend([wanted] if wanted > 1 else [])  # steps in which something is scored
-        return advance(work, *more)
+        return begin(work, *more)
 
-    monkeypatch.setattr(engine, "advance", counting)
+    monkeypatch.setattr(engine, "begin", counting)
     scheduler = Scheduler(engine)
     scheduler.submit(decodes.request)
     for _ in range(3):
@@ -138,14 +138,14 @@ def test_a_failure_stays_with_the_one_that_is_scored(engine: Engine, monkeypatch
         scheduler.submit(client.request)
     scheduler.step()
 
-    advance = engine.advance
+    begin = engine.begin
 
     def failing(work, *more):  # type: ignore[no-untyped-def]
         if any(rows > 1 for _, _, rows in work):
             raise ReadError("the disk is gone")
-        return advance(work, *more)
+        return begin(work, *more)
 
-    monkeypatch.setattr(engine, "advance", failing)
+    monkeypatch.setattr(engine, "begin", failing)
     finish(scheduler)
     assert isinstance(bad.failure, PenstockError)
     monkeypatch.undo()

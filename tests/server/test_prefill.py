@@ -30,14 +30,14 @@ class Halfway:
     """An engine that stands still in the middle of reading a prompt."""
 
     def __init__(self, engine: Engine):
-        self._advance, self.go_on = engine.advance, threading.Event()
-        engine.advance = self.advance  # type: ignore[method-assign]
+        self._begin, self.go_on = engine.begin, threading.Event()
+        engine.begin = self.begin  # type: ignore[method-assign]
 
-    def advance(self, work: Sequence[Any], progress: Any = None) -> Any:
+    def begin(self, work: Sequence[Any], progress: Any = None) -> Any:
         if progress is not None and not self.go_on.is_set():
             progress(0.5)
             self.go_on.wait(60)
-        return self._advance(work, progress)
+        return self._begin(work, progress)
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,19 @@
 import gc
 import operator
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+import penstock.cluster
 from penstock.backend.base import DeviceBackend
 from penstock.backend.state import Step as ModelStep
 from penstock.engine.ahead import Ahead
@@ -21,7 +23,7 @@ from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.progress import PrefillProgress, PrefillWatch
-from penstock.engine.runner import Loading, LocalRunner
+from penstock.engine.runner import Loading, LocalRunner, Runner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation, Step
@@ -36,6 +38,9 @@ from penstock.storage.storage import Storage
 from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
+
+if TYPE_CHECKING:
+    from penstock.cluster.machines import Machines
 
 Logits = NDArray[np.float32]
 
@@ -73,16 +78,27 @@ class Engine:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = choose_backend(self.checkpoint, chosen)
+        self.part = self.checkpoint  # what this process has of it
+        self.machines: penstock.cluster.machines.Machines | None = None  # the others, if there are any
+        if chosen.cluster is not None and chosen.stages > 1:
+            penstock.cluster.require()
+            from penstock.cluster.machines import Machines
+
+            self.machines = Machines(self.checkpoint, chosen)
+            self.part = self.machines.likely_part
+        self.backend = choose_backend(self.part, chosen)
         self._plan, self.context = self._make_plan()
-        self.layout = state_layout(self.checkpoint, chosen, self.context)
-        self.states = self.backend.states(self.layout)
+        self.layout = state_layout(self.part, chosen, self.context)
+        if self.machines is None:
+            self.states = self.backend.states(self.layout)
+        else:
+            self.states = self.machines.open(self.backend, self.context, self._plan.chunk)
         self.written: dict[
             int, int
         ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
         if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
             self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
-        self._runner: LocalRunner | None = None
+        self._runner: Runner | None = None
         self._ahead = Ahead(self._discard)
         self._crowded = False  # sessions need more than any plan has
         self.loading: Loading | None = None
@@ -91,8 +107,8 @@ class Engine:
         if load:
             self.load(progress)
 
-    def _make_plan(self) -> tuple[Plan, int]:
-        return make_engine_plan(self.checkpoint, self.options, self.backend, self.options.context)
+    def _make_plan(self, chunk: int | None = None) -> tuple[Plan, int]:
+        return make_engine_plan(self.part, self.options, self.backend, self.options.context, chunk=chunk)
 
     # ── weights ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,7 +123,7 @@ class Engine:
         return self._runner is None
 
     @property
-    def runner(self) -> LocalRunner:
+    def runner(self) -> Runner:
         """What runs steps.  Brings the weights back if they are not in memory."""
         runner = self._runner
         if runner is None:
@@ -141,17 +157,17 @@ class Engine:
                 if isinstance(self.backend, DeviceBackend):
                     self.backend.release()
 
-    def _load(
-        self, progress: Callable[[int, int], None] | None = None, plan: Plan | None = None
-    ) -> LocalRunner:
+    def _load(self, progress: Callable[[int, int], None] | None = None, plan: Plan | None = None) -> Runner:
         """With the lock held.  plan: what goes where; None: as is best now"""
         if self._closed:
             raise OptionError("the engine is closed")
         if self._runner is None:
-            # How much memory there is may have changed; how long sessions can get has not.
-            self._plan = plan or self._make_plan()[0]
             self.loading = Loading(progress)
             try:
+                if self.machines is not None:
+                    return self._load_stage(self.machines, plan)
+                # How much memory there is may have changed; how long sessions can get has not.
+                self._plan = plan or self._make_plan()[0]
                 self._runner = LocalRunner(
                     self.checkpoint,
                     self.backend,
@@ -163,6 +179,16 @@ class Engine:
                 )
             finally:
                 self.loading = None
+        return self._runner
+
+    def _load_stage(self, machines: "Machines", plan: Plan | None) -> Runner:
+        """This process's own layers; then it waits for the other machines."""
+        assert self.loading is not None
+        self.part = machines.own_part()
+        self.layout = state_layout(self.part, self.options, self.context)
+        self.__dict__.pop("_state_range", None)
+        self._plan = plan or self._make_plan(self._plan.chunk)[0]
+        self._runner = machines.runner(self.part, self.layout, self._plan, self.loading)
         return self._runner
 
     def _unload(self) -> None:
@@ -185,6 +211,8 @@ class Engine:
         found: dict[str, Any] = {"mode": "parked"} if runner is None else runner.storage.stats()
         if isinstance(self.backend, DeviceBackend):
             found["device"] = self.backend.stats()
+        if self.machines is not None:
+            found["cluster"] = self.machines.stats()
         return found
 
     def expert_map(self) -> ExpertMap | None:
@@ -199,6 +227,8 @@ class Engine:
             self._closed = True
             if self._runner is not None:
                 self._runner.close()
+            if self.machines is not None:
+                self.machines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -249,6 +279,8 @@ class Engine:
     def fingerprint(self) -> str:
         """Identity of the model and of every option that changes what a session's state contains."""
         rounding = "-simulated" if self.options.simulate_low_precision else ""
+        if self.machines is not None and self.options.boundary != "f32":
+            rounding += f"-{self.options.boundary}"
         return self.checkpoint.fingerprint() + rounding
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
@@ -291,8 +323,7 @@ class Engine:
         with self._lock:
             for job in jobs:
                 job.session.state.check_room(len(job.ids))
-            while any(job.left for job in jobs):
-                self._step(jobs, logits, progress)
+            self._feed_jobs(jobs, logits, progress)
             return [job.result(logits) for job in jobs]
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
@@ -315,44 +346,94 @@ class Engine:
         """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
         logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens.  progress:
         told the share of the step that is done."""
+        return self.finish(self.begin(work, progress))
+
+    @property
+    def depth(self) -> int:
+        """Steps that can be under way at the same time."""
+        return 1 if self._runner is None else self._runner.depth
+
+    def begin(
+        self,
+        work: Sequence[tuple[Session, Sequence[int], int]],
+        progress: Callable[[float], None] | None = None,
+    ) -> "Begun":
+        """As `advance`, which is `finish(begin(…))`: up to `depth` steps may be under way, over different sessions.
+        Only a step without any logits may be followed by another of the same sessions before it is finished."""
         checked = [(session, self._checked(ids), rows) for session, ids, rows in work]
         if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
             raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
         with self._lock:
             for session, ids, _ in checked:
                 session.state.check_room(len(ids))
-            return self._run(checked, progress)
+            return self._begin(checked, progress)
 
-    def _run(
+    def finish(self, begun: "Begun") -> list[Logits | None]:
+        """What `advance` gives, when the step is done."""
+        try:
+            found = begun.parts()
+            if not begun.committed:
+                begun.runner.commit(begun.step)
+        except BaseException:
+            self._fail(begun)
+            raise
+        for (session, ids, _), part in zip(begun.work, found, strict=True):
+            if not begun.committed:
+                session._advance(ids)
+            session.last_logits = None if part is None else part[-1].copy()
+        return found
+
+    def _fail(self, begun: "Begun") -> None:
+        """The sessions are as they were before the step, or have to be fed again to be so."""
+        if not begun.committed:
+            begun.runner.discard(begun.step)
+            return
+        for session, position in zip((session for session, _, _ in begun.work), begun.positions, strict=True):
+            self.states.lose(session.state.slot)
+            session._retreat(position)
+
+    def _begin(
         self, work: Sequence[tuple[Session, list[int], int]], progress: Callable[[float], None] | None
-    ) -> list[Logits | None]:
-        """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
+    ) -> "Begun":
+        """One ragged step: (session, ids, how many of their last rows have logits)"""
+        self._load()
+        for session, _, _ in work:
+            if self.states.lost(session.state.slot):
+                self._feed_again(session)
         step = ModelStep.of(
             [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
         )
-        found: list[Logits | None] = []
-        begun = self._ahead.take(work)
-        if begun is None:
-            self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
+        positions = [session.position for session, _, _ in work]
+        ahead = self._ahead.take(work)
+        if ahead is not None:
+            return Begun(work, positions, self._load(), step, lambda: list[Logits | None](ahead), False)
+        self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
         runner = self._load()
         try:
-            if begun is None:
-                logits = runner.run(step, progress)
-                ends = accumulate(rows for _, _, rows in work)
-                found += [
-                    logits[end - rows : end] if rows else None
-                    for (_, _, rows), end in zip(work, ends, strict=True)
-                ]
-            else:
-                found += begun
-            runner.commit(step)
+            pending = runner.begin(step, progress)
         except BaseException:
             runner.discard(step)
             raise
-        for (session, ids, _), part in zip(work, found, strict=True):
-            session._advance(ids)
-            session.last_logits = None if part is None else part[-1].copy()
-        return found
+        committed = runner.depth > 1 and len(step.logits) == 0
+        begun = Begun(work, positions, runner, step, lambda: _parts(work, pending()), committed)
+        if begun.committed:  # so that the sessions' next tokens can follow at once
+            runner.commit(step)
+            for session, ids, _ in work:
+                session._advance(ids)
+        return begun
+
+    def _feed_again(self, session: Session) -> None:
+        """What a session remembered is gone: it reads its tokens once more."""
+        tokens = session.tokens
+        self.states.reset(session.state.slot)
+        session._retreat(0)
+        try:
+            if tokens:
+                self._feed_jobs([_Job(session, tokens)], "none", None)
+        except BaseException:
+            self.states.lose(session.state.slot)
+            session._resume(tokens)
+            raise
 
     def _discard(self, step: ModelStep, slots: Collection[int]) -> None:
         """A step counts for nothing in these of its slots, as far as somebody holds them."""
@@ -401,14 +482,38 @@ class Engine:
         for state in (2 * needed, needed):
             with suppress(BudgetError):
                 plan, _ = make_engine_plan(
-                    self.checkpoint, same, self.backend, None, state=state, chunk=self._plan.chunk
+                    self.part, same, self.backend, None, state=state, chunk=self._plan.chunk
                 )
                 self._unload()
                 self._load(plan=plan)
                 return
         self._crowded = True
 
-    def _step(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
+    def _feed_jobs(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
+        """Step by step; where several can be under way, the next begins when the one before is with others."""
+        under_way: deque[tuple[list[tuple[_Job, list[int]]], Begun]] = deque()
+        try:
+            while under_way or any(job.left for job in jobs):
+                if any(job.left for job in jobs):
+                    taken, begun = self._begin_jobs(jobs, logits, progress)
+                    under_way.append((taken, begun))
+                    if begun.committed and len(under_way) < self.depth:
+                        continue
+                while under_way:
+                    taken, begun = under_way.popleft()
+                    for (job, _), part in zip(taken, self.finish(begun), strict=True):
+                        job.keep(part)
+                    if begun.committed:
+                        break
+        except BaseException:
+            for _, begun in under_way:
+                with suppress(PenstockError):
+                    self.finish(begun)
+            raise
+
+    def _begin_jobs(
+        self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None
+    ) -> "tuple[list[tuple[_Job, list[int]]], Begun]":
         """As many waiting tokens as a chunk holds, first sessions first."""
         room = self.plan.chunk
         taken: list[tuple[_Job, list[int]]] = []
@@ -423,12 +528,13 @@ class Engine:
 
         before, count = sum(job.done for job in jobs), sum(len(ids) for _, ids in taken)
         tell = None if progress is None else lambda share: progress(before + share * count)
-        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken], tell)
-        for (job, ids), part in zip(taken, found, strict=True):
-            job.advance(ids, part)
+        begun = self._begin([(job.session, ids, rows(job, ids)) for job, ids in taken], tell)
+        for job, ids in taken:
+            job.done += len(ids)
         waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
         if waiting is not None:
             self._load().announce(waiting[: self.plan.chunk])
+        return taken, begun
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
         """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]
@@ -519,6 +625,24 @@ class Engine:
         return tokenizer_from_json(path / "tokenizer.json")
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step that is under way."""
+
+    work: Sequence[tuple[Session, list[int], int]]
+    positions: Sequence[int]  # where the sessions stood before it
+    runner: Runner
+    step: ModelStep
+    parts: Callable[[], list[Logits | None]]  # waits for the logits of each session's rows
+    committed: bool  # its tokens count already
+
+
+def _parts(work: Sequence[tuple[Session, list[int], int]], logits: Logits) -> list[Logits | None]:
+    """Of each session's rows."""
+    ends = accumulate(rows for _, _, rows in work)
+    return [logits[end - rows : end] if rows else None for (_, _, rows), end in zip(work, ends, strict=True)]
+
+
 class _Job:
     """One session's tokens on their way through a `feed`."""
 
@@ -530,8 +654,7 @@ class _Job:
     def left(self) -> int:
         return len(self.ids) - self.done
 
-    def advance(self, ids: list[int], logits: Logits | None) -> None:
-        self.done += len(ids)
+    def keep(self, logits: Logits | None) -> None:
         if logits is not None:
             # The next step may change what lies on a device.
             self.parts.append(np.asarray(logits) if self.left else logits)

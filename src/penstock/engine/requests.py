@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.engine.constraint import Constraint
+from penstock.engine.engine import Begun
 from penstock.engine.prefix_cache import Match
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
@@ -95,7 +96,8 @@ class PrefixWait:
     length: int
 
     def is_coming(self, slots: "list[Slot]") -> bool:
-        return self.slot in slots and self.slot.prefilling and self.slot.session.position < self.length
+        read = self.slot.session.position - self.slot.ahead
+        return self.slot in slots and self.slot.prefilling and read < self.length
 
 
 class Slot:
@@ -110,6 +112,8 @@ class Slot:
         self.pending = request.tokens[self.cached :]
         self.prefilling = True
         self.resumed = request.preempted is not None
+        self.ahead = 0  # of the pending tokens, those in steps that are under way
+        self.stops = False  # the latest of these steps ends where the session is to be kept
         self.begun = time.monotonic()
 
     @property
@@ -150,7 +154,8 @@ class Slot:
 
     def next_cut(self, checkpoints: bool) -> int:
         """The position up to which may be read before the session is worth keeping, or scoring goes on."""
-        position, end = self.session.position, self.session.position + len(self.pending)
+        position = self.session.position
+        end = position + len(self.pending) - self.ahead
         cuts = [end]
         cuts += [cut for cut in (self.request.shared, self.request.scored) if position < cut < end]
         if checkpoints:
@@ -177,3 +182,11 @@ class Work(NamedTuple):
     def rows(self) -> int:
         """How many of its last rows have logits."""
         return len(self.ids) if self.scores else int(self.wants)
+
+
+class UnderWay(NamedTuple):
+    """A step that has begun, and when."""
+
+    work: Sequence[Work]
+    begun: Begun
+    begin: float

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -36,6 +36,7 @@ from penstock.engine.requests import (
     Scored,
     Slot,
     SlotState,
+    UnderWay,
     Update,
     Work,
 )
@@ -73,6 +74,8 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self._pace, self._scoring_pace = Pace(), Pace()
         self._scored_last = False
+        self._under_way: deque[UnderWay] = deque()  # steps, oldest first
+        self._finished = 0.0  # when the latest one was
         self.steps = self.busy_rows = self.paused = 0
         self.engine_seconds = 0.0
         self.told_every = TOLD_EVERY
@@ -216,7 +219,7 @@ class Scheduler:
             request.emit(Failed(error))
 
     def _idle(self) -> bool:
-        return not self._slots and not self._waiting
+        return not self._slots and not self._waiting and not self._under_way
 
     def _patience(self) -> float | None:
         """Seconds to wait for requests before parking."""
@@ -235,14 +238,51 @@ class Scheduler:
         self._admit()
         self._fit()
         work = self._choose()
-        if not work:
-            return
+        if work:
+            self._begin_step(work)
+        if self._under_way and (not work or len(self._under_way) >= self.engine.depth):
+            self._finish_step(self._under_way.popleft())
+
+    def _begin_step(self, work: Sequence[Work]) -> None:
         begin, self._told = time.perf_counter(), time.monotonic()
         try:
-            found = self._run_step(work)
+            begun = self.engine.begin(
+                [(part.slot.session, part.ids, part.rows) for part in work], self._progress(work)
+            )
         except PenstockError as error:
+            self._finish_all()
             self._one_by_one(work, error)
             return
+        for part in work:
+            part.slot.ahead += len(part.ids)
+        self._under_way.append(UnderWay(work, begun, begin))
+
+    def _finish_all(self) -> None:
+        while self._under_way:
+            self._finish_step(self._under_way.popleft())
+
+    def _finish_step(self, step: UnderWay) -> None:
+        work = step.work
+        try:
+            found = self.engine.finish(step.begun)
+        except PenstockError as error:
+            for part in work:
+                part.slot.ahead -= len(part.ids)
+            self._finish_all()
+            here = [part for part in work if part.slot in self._slots]
+            if step.begun.committed:  # others behind it have failed with it
+                for part in here:
+                    self._leave(part.slot, Failed(error))
+            elif here:
+                self._one_by_one(here, error)
+            return
+        for part in work:
+            part.slot.ahead -= len(part.ids)
+        begin = max(step.begin, self._finished)
+        self._finished = time.perf_counter()
+        # Whoever is not here any more had an earlier step that failed.
+        pairs = [pair for pair in zip(work, found, strict=True) if pair[0].slot in self._slots]
+        work, found = [part for part, _ in pairs], [logits for _, logits in pairs]
         scores = [score_prompt(part, logits) for part, logits in zip(work, found, strict=True)]
         for part, logits in zip(work, found, strict=True):
             self._start(part, logits)
@@ -256,11 +296,9 @@ class Scheduler:
         for part, logits, scored in zip(work, found, scores, strict=True):
             self._advance(part, logits, scored)
 
-    def _run_step(self, work: Sequence[Work]) -> list[Logits | None]:
-        """The logits of each part's last rows: [rows, vocab]"""
+    def _progress(self, work: Sequence[Work]) -> Callable[[float], None] | None:
         reading = [part for part in work if part.slot.prefilling and not part.slot.resumed]
-        progress = partial(self._tell, reading) if reading else None
-        return self.engine.advance([(part.slot.session, part.ids, part.rows) for part in work], progress)
+        return partial(self._tell, reading) if reading else None
 
     def _tell(self, reading: Sequence[Work], share: float) -> None:
         """Those whose prompts are being read hear how far that is, also in the middle of a step."""
@@ -271,7 +309,7 @@ class Scheduler:
                 part.slot.request.emit(part.slot.progress(share * len(part.ids)))
 
     def _drop_cancelled(self) -> None:
-        for slot in [slot for slot in self._slots if slot.request.cancelled.is_set()]:
+        for slot in [slot for slot in self._slots if slot.request.cancelled.is_set() and not slot.ahead]:
             self._leave(slot)
         with self._changed:
             for request in [request for request in self._waiting if request.cancelled.is_set()]:
@@ -349,6 +387,8 @@ class Scheduler:
     def _fit(self) -> None:
         """Sees to it that sessions take the memory they may, now that those in use have grown."""
         in_use = self._in_use()
+        if in_use > self.prefix_cache.budget:
+            self._finish_all()
         while in_use > self.prefix_cache.budget and len(self._slots) > 1:
             youngest = self._slots[-1]
             in_use -= self.engine.state_bytes(youngest.session.position)
@@ -370,7 +410,9 @@ class Scheduler:
     def _choose(self) -> list[Work]:
         """Which slots advance by which tokens."""
         decoding = [Work(slot, slot.pending, True) for slot in self._slots if not slot.prefilling]
-        work = decoding[: self.engine.plan.chunk]
+        free = [part for part in decoding if not part.slot.ahead]
+        # Where several steps can be under way, each takes its share of those who decode.
+        work = free[: min(self.engine.plan.chunk, -(-len(decoding) // self.engine.depth))]
         if work and self.engine.has_begun([part.slot.session for part in work]):
             return work  # without those who have come since; they take part in the next one
         room = self.engine.plan.chunk - len(work)
@@ -380,12 +422,22 @@ class Scheduler:
         if decoding:
             room = (self._scoring_pace if scoring else self._pace).room(room)
         for slot in self._slots:
-            if slot.prefilling and slot.scoring == scoring and room > 0:
+            if slot.prefilling and slot.scoring == scoring and room > 0 and self._follows(slot, work):
                 cut = slot.next_cut(self.prefix_cache.disk is not None) - slot.session.position
-                ids = slot.pending[: min(room, cut)]
-                work.append(Work(slot, ids, len(ids) == len(slot.pending), scoring))
+                ids = slot.pending[slot.ahead :][: min(room, cut)]
+                slot.stops = len(ids) == cut
+                work.append(Work(slot, ids, slot.ahead + len(ids) == len(slot.pending), scoring))
                 room -= len(ids)
         return work
+
+    def _follows(self, slot: Slot, work: Sequence[Work]) -> bool:
+        """Whether a slot's next piece may begin, though the one before may be under way still."""
+        if not slot.ahead:
+            return True
+        committed = all(
+            step.begun.committed for step in self._under_way if any(p.slot is slot for p in step.work)
+        )
+        return committed and not slot.stops and not any(part.rows for part in work)
 
     def _scores_next(self) -> bool:
         """Whether prompts are scored in the next step, or only read: by turns, if there are both."""
@@ -488,7 +540,9 @@ class Scheduler:
             return
         for part in work:
             try:
-                (logits,) = self._run_step([part])
+                (logits,) = self.engine.advance(
+                    [(part.slot.session, part.ids, part.rows)], self._progress([part])
+                )
             except PenstockError as own:
                 self._leave(part.slot, Failed(own))
             else:

@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend.base import Choice, Choosing, Chosen, Logits, Sampling
-from penstock.backend.cuda.device import translated
+from penstock.backend.cuda.device import card, translated
 from penstock.backend.cuda.inputs import FLOAT, INT, LONG, VOID, address
-from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.launch import kernel
 from penstock.errors import PenstockError
 
 MOST: Final = 32  # rows of a launch
+BLOCKS: Final = 8  # of a row
+FIXED_BYTES: Final = 8488  # of shared memory, besides a block's part of the row: struct Shared
 DOUBLE = ctypes.c_double
 EDIT = np.dtype([("id", "i4"), ("repeated", "i4"), ("add", "f4"), ("pad", "f4"), ("subtract", "f8")])
 CHOSEN = np.dtype([("token", "i4"), ("logit", "f4"), ("highest", "f4"), ("best", "f4"), ("total", "f8")])
@@ -78,24 +80,37 @@ class _Sample(ctypes.Structure):
 
 class SampleRows:
     """choices (struct Choice) of so many rows → chosen (`CHOSEN`), maybe on the host, and tokens int32 [rows];
-    scratch float32 [rows, vocabulary]"""
+    scratch float32 [rows, vocabulary], where `needs_scratch`"""
 
     def __init__(
         self,
         choices: torch.Tensor,
-        scratch: torch.Tensor,
         chosen: torch.Tensor,
         tokens: torch.Tensor,
         rows: int,
+        vocabulary: int,
+        scratch: torch.Tensor | None = None,
     ):
         self._argument = _Sample(
-            address(choices), address(scratch), address(chosen), address(tokens), scratch.shape[1]
+            address(choices), address(scratch), address(chosen), address(tokens), vocabulary
         )
         self._keep, self._rows = (choices, scratch, chosen, tokens), rows
-        self._kernel = module("sample.cu").kernel("sample")
+        self._kernel = kernel(
+            "sample.cu", "sample", FIXED_BYTES if scratch is not None else _shared(vocabulary)
+        )
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(self._rows, 1024, (self._argument,), overlap)
+        self._kernel.launch(self._rows * BLOCKS, 1024, (self._argument,), overlap)
+
+
+def _shared(vocabulary: int) -> int:
+    """Shared memory of each of a row's blocks, which keep their part of it there."""
+    return FIXED_BYTES + 4 * -(-vocabulary // BLOCKS)
+
+
+def needs_scratch(vocabulary: int) -> bool:
+    """Whether a row does not fit in the shared memory of its blocks."""
+    return _shared(vocabulary) > card().shared_limit
 
 
 class Started(Choosing):
@@ -183,9 +198,10 @@ class CudaSampling(Sampling):
             host[size : size + len(data)] = data
             self._given[: size + len(data)].copy_(self._here[: size + len(data)], non_blocking=True)
             tokens = torch.empty(len(started), dtype=torch.int32, device="cuda")
-            scratch = self._scratch_of(started[0].row.numel())
+            vocabulary = started[0].row.numel()
+            scratch = self._scratch_of(vocabulary) if needs_scratch(vocabulary) else None
             # Results go straight to the host.
-            SampleRows(self._given, scratch, self._read, tokens, len(started)).launch()
+            SampleRows(self._given, self._read, tokens, len(started), vocabulary, scratch).launch()
             self._done.record()
             self._launched = started
             for each, token in zip(started, tokens.split(1), strict=True):

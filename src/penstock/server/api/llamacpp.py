@@ -65,7 +65,7 @@ async def properties(request: Request) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": engine.context, "params": _defaults(service)},
         "total_slots": service.settings.parallel,
         "model_alias": service.settings.name,
-        "model_path": str(engine.checkpoint.path),
+        "model_path": str(engine.checkpoint.path.absolute()),
         "chat_template": f"{service.driver.format.name} (built in)",  # no template that a client could run
         "chat_template_caps": CHAT_ABILITIES,
         "modalities": {"vision": False, "audio": False},

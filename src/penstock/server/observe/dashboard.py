@@ -83,6 +83,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
         "tokens": None if totals is None else {name: getattr(totals, name) for name in TOKENS},
         "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
         "memory": memory_by_tier(service, stats),
+        "gpu": _gpu_steps(stats.get("device")),
         "resident": resident_bytes(),
         "queue": {
             "parallel": scheduler.parallel,
@@ -104,6 +105,13 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
             for each in scheduler.snapshot()
         ],
     }
+
+
+def _gpu_steps(device: dict[str, Any] | None) -> dict[str, int] | None:
+    """By how they were launched: as a graph that was recorded, or kernel by kernel; None on the CPU."""
+    if device is None:
+        return None
+    return {"repeated": device["steps_repeated"], "launched": device["steps_launched"]}
 
 
 def expert_map(found: ExpertMap | None) -> dict[str, Any] | None:
