@@ -160,6 +160,7 @@ def speed(folder: Path, nbytes: int, kinds: list[str]) -> None:
     piece = quantize(rng.standard_normal((1024, COLUMNS)).astype(np.float32) * np.float32(0.02), BF16)
     chunks = [piece] * (rows // 1024)
     tensor = PlannedTensor("w", BF16, (1024 * len(chunks), COLUMNS), lambda: chunks)
+    folder.mkdir(parents=True, exist_ok=True)
     write_gguf(source, {}, [tensor])
     reads, writes = best_bandwidth(source), write_speed(folder / "zeros", nbytes)
     print(f"the disk alone: reads {reads / 1e9:.2f} GB/s, writes {writes / 1e9:.2f} GB/s; {threads} threads")

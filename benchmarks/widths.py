@@ -36,11 +36,11 @@ def measure(
         for rows in widths:
             tokens = ids(rows)
             begin = time.perf_counter()
-            engine.advance([(session, tokens, rows)], judge=lambda _number, _logits: 1)
+            engine.stepper.advance([(session, tokens, rows)], judge=lambda _number, _logits: 1)
             seconds[rows].append(time.perf_counter() - begin)
             if engine.checkpoint.has_mtp:
                 begin = time.perf_counter()
-                engine.draft(session, tokens[0], 1, 0.0)
+                engine.stepper.draft(session, tokens[0], 1, 0.0)
                 drafts.append(time.perf_counter() - begin)
     return {rows: median(found) for rows, found in seconds.items()}, median(drafts) if drafts else None
 

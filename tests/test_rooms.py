@@ -25,6 +25,7 @@ FLOORS = {
     "model": 4,
     "kv": 5,
     "engine": 6,
+    "cluster": 6,
     "chat": 7,
     "bench": 7,
     "server": 8,

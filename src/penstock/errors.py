@@ -53,6 +53,10 @@ class BudgetError(PenstockError, ValueError):
     """A memory budget that the model cannot run in."""
 
 
+class ClusterError(PenstockError):
+    """A machine of the cluster that is away, does not fit the others, or failed."""
+
+
 class DeviceLostError(PenstockError):
     """A device that answers no more.  Only another process can use it again."""
 

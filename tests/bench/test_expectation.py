@@ -1,5 +1,6 @@
 """What is expected of a run follows from what its parts take."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from penstock.bench.routing import DrawnRouting
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
+from penstock.machine import pages
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.notes import notes_path, recall, remember
+from penstock.machine.pages import Filling
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.usage import Usage
@@ -163,6 +166,23 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch, busy=False, found=2.0, again=True) == 2.0
 
 
+@pytest.mark.parametrize(("holds", "right"), [(True, 1.0), (False, 2.0)])
+def test_what_no_longer_holds_is_measured_anew(
+    monkeypatch: pytest.MonkeyPatch, holds: bool, right: float
+) -> None:
+    measured(monkeypatch, busy=False, found=1.0)
+    monkeypatch.setattr("penstock.machine.measured_once._HERE", {})
+    notes = MeasuredOnce("test", "machine", False, lambda _: None)
+    assert notes.numbers("x", 1, lambda: [2.0], holds=lambda _: holds) == [right]
+
+
+def test_of_several_rounds_the_middle_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.machine.measured_once._HERE", {})
+    taken = iter([[5.0], [1.0], [2.0]])
+    notes = MeasuredOnce("test", "machine", False, lambda _: None)
+    assert notes.numbers("x", 1, lambda: next(taken), rounds=3) == [2.0]
+
+
 def test_a_busy_machine_is_measured_again_and_the_faster_number_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,11 +211,45 @@ def test_speed_of_a_plan_that_holds_more(flash: Checkpoint) -> None:
     assert speeds[0] < speeds[1]
 
 
-def test_a_slow_moment_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+def test_a_slow_moment_is_remembered_for_a_while(flash: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, found = planned(flash, 32 * GIB), []
     for seconds in (1e-10, 1e-9, 1e-10, 1e-10):
-        monkeypatch.setattr(expected, "filling_seconds", lambda seconds=seconds: seconds)
-        found.append(expected._slowest_filling())
-    assert found == pytest.approx([1e-10, 1e-9, 1e-9, 8e-10])
+        now = Filling(seconds, seconds, seconds)
+        monkeypatch.setattr(expected, "measure_filling", lambda _, now=now: now)
+        found.append(expected._filling(plan).usual)
+    assert found == pytest.approx([1e-10, 1e-9, 5.5e-10, 5e-10])
     remember("filling", "seconds", "long")
-    assert expected._slowest_filling() == 1e-10
+    assert expected._filling(plan).usual == 1e-10
+
+
+def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "PIECE", 1 << 16)
+    clock = itertools.count()
+    monkeypatch.setattr("penstock.machine.pages.time.perf_counter", lambda: next(clock) * 0.2)
+    few, many = pages.measure_filling(1 << 16), pages.measure_filling(1 << 30)
+    assert few == pytest.approx([0.2 / (1 << 16)] * 3)
+    assert many == pytest.approx(few)
+    assert next(clock) < 30
+
+
+def test_guesses_are_tried_before_they_are_given_up(flash: Checkpoint) -> None:
+    """At first those that turn out wrong are read too."""
+    plan, disk = planned(flash, 32 * GIB), ReadSpeed(1e9, 1e-4)
+    found = expect(flash, plan, costs(flash), disk)
+    assert (
+        found.first.disk_bytes
+        > (1 - found.first.hit_rate) / (1 - found.steady.hit_rate) * found.steady.disk_bytes
+    )
+
+
+def test_a_prompt_is_expected_between_quick_and_slow_memory(flash: Checkpoint) -> None:
+    plan, disk = planned(flash, 32 * GIB), ReadSpeed(1e9, 1e-4)
+    usual, quick, slow = (
+        expect(flash, plan, costs(flash), disk, fresh=seconds).prefill for seconds in (1e-9, 1e-10, 2e-9)
+    )
+    fewest, most = expected._between(usual, plan, Filling(1e-9, 1e-10, 2e-9))
+    assert fewest < usual.per_second < most
+    assert fewest == pytest.approx(slow.per_second, rel=0.05)
+    assert most == pytest.approx(quick.per_second, rel=0.05)

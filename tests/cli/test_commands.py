@@ -96,7 +96,9 @@ def test_inspect(model: Path) -> None:
         assert expected in text
     report = json.loads(penstock_command("inspect", model, "--json").stdout)
     assert report["bytes"] == sum(report["bytes_by_role"].values()) == sum(report["bytes_by_type"].values())
-    assert report["streamable"]["experts"] == 8 * 16
+    stream = report["streamable"]
+    assert stream["experts"] == 8 * 16
+    assert stream["bytes"] == stream["experts"] * stream["bytes_per_expert"]
     assert report["config"]["vocab_size"] == 4096
 
 

@@ -83,7 +83,7 @@ def test_completion(words: str, expected: str) -> None:
     ("arguments", "message"),
     [
         (["nothing"], "no such command 'nothing' (see penstock --help)"),
-        (["run", "hi", "--colour"], "run: no such option: --colour (see penstock run --help)"),
+        (["run", "hi", "--zzz"], "run: no such option: --zzz (see penstock run --help)"),
         (["run", "hi", "there"], "run: got unexpected extra argument(s) (there) (see penstock run --help)"),
         (["run", "--model"], "run: option '--model' requires an argument (see penstock run --help)"),
         (["run", "hi", "-m", ""], "run: --model is empty, expected a path (see penstock run --help)"),

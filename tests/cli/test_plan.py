@@ -13,6 +13,7 @@ from penstock.engine.engine import Engine
 from penstock.errors import BudgetError, OptionError, TraceError
 from penstock.pocket import pocket_path
 from penstock.storage.device_plan import plan_for_device
+from penstock.storage.page_cache import Absent
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
 from tests.storage.test_device import FakeDevice
@@ -42,6 +43,12 @@ def test_what_a_person_reads(model: Path) -> None:
     for word in ("direct", "routed experts", "weights of every token", "take turns", "tokens/s", "hit rate"):
         assert word in text
     assert "no limit" in run("-m", model, "--memory", "none")
+
+
+def test_a_wait_that_nobody_notices_is_not_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, said in ((1e-5, False), (3.0, True)):
+        monkeypatch.setattr("penstock.bench.expected.absent", lambda _, s=seconds: Absent(4096, s))
+        assert ("not in memory yet" in run("-m", model, "--memory", "none")) == said
 
 
 def test_what_a_program_reads_is_what_the_engine_does(model: Path) -> None:

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -17,6 +18,7 @@ from penstock.cli.main import app
 from penstock.cli.pull import judge_known, recommended
 from penstock.errors import HubError, OptionError
 from penstock.hub.catalog import Known
+from penstock.machine.measured_once import NOTICE
 from penstock.pocket import pocket_path
 from penstock.storage.plan import Plan
 from penstock.weights.checkpoint import Checkpoint
@@ -160,6 +162,20 @@ def test_what_is_known(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.cli.pull.free_bytes", lambda _: 10 << 30)
     assert "too little room" in invoke("pull").stdout
     assert not hub.log
+
+
+def test_it_says_once_that_it_measures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*_: object, say: Callable[[str], None], **__: object) -> SimpleNamespace:
+        say(NOTICE)
+        return SimpleNamespace(steady=SimpleNamespace(per_second=1.0))
+
+    monkeypatch.setattr("penstock.cli.fitness.expect_here", measure)
+    machine = Machine()
+    for _ in range(2):
+        machine.judge(pocket_path(), Path.cwd())
+    assert capsys.readouterr().err.count(NOTICE) == 1
 
 
 def test_which_is_recommended() -> None:

@@ -132,6 +132,8 @@ AFTER = {
     "misses": 20,
     "disk_bytes": 5 + 3e9,
     "read_seconds": 1.5,
+    "stall_seconds": 1.0,
+    "dense_stall_seconds": 0.5,
     "evictions": 4,
 }
 
@@ -149,10 +151,10 @@ def answered(times: list[float], read: int, *after: dict[str, Any]) -> AnswerSta
 def test_the_line_of_an_answer() -> None:
     assert answered([100.0, 104.0, 104.5, 105.0], 1000, AFTER).line() == (
         "first token after 4.0 s · prefill 1,000 tokens at 250/s · decode 2 tokens at 2.00/s · "
-        "experts 90% in memory · 3.00 GB read"
+        "experts 90% in memory · 3.00 GB read · 30% waiting for the disk"
     )
     assert answered([100.0, 104.0, 104.5], 0, AFTER, AFTER).details() == (
-        "100 experts asked for · disk 2.0 GB/s · waited 0.00 of 4.50 s · ahead 0 used, 0 not · evicted 4"
+        "100 experts asked for · disk 2.0 GB/s · waited 1.50 of 4.50 s · ahead 0 used, 0 not · evicted 4"
     )
     short = answered([100.0, 104.0], 1, {"mode": "mmap"}).line()
     assert short == "first token after 4.0 s · prefill 1 token at 0.25/s · decode 0 tokens"

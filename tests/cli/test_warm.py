@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.clients.expected_pace import expected_pace
 from penstock.clients.first_prompt import FIRST_PROMPTS, expected_wait, forecast, label
 from penstock.clients.setups import SETUPS
-from penstock.clients.target import Target, find
+from penstock.clients.target import Served, Target, find
+from penstock.pocket import pocket_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,13 +153,17 @@ def test_what_is_wrong_is_said(programs: Path, tmp_path: Path) -> None:
         assert httpx.post(f"{url}/props", json={}, timeout=60).status_code == 400
 
 
-def test_the_wait_is_foretold_as_far_as_it_is_known(tmp_path: Path) -> None:
+def test_the_wait_is_foretold_as_far_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Target("http://x", reached=True, prefill=100_000.0)
     slow = Target("http://x", reached=True, prefill=FIRST_PROMPTS["claude"].tokens / 600)
     assert forecast("claude", fast, tmp_path) == ""
     assert "10 minutes at the 20 tokens/s" in forecast("claude", slow, tmp_path)
     assert "`penstock warm claude`" in forecast("claude", slow, tmp_path)
     assert "shows with its first prompt" in expected_wait("claude", Target("http://x", reached=True))
+    served = Served(pocket_path(), None, 4096)
+    monkeypatch.setattr("penstock.clients.expected_pace.expected_pace", lambda _: slow.prefill)
+    planned = expected_wait("claude", Target("http://x", reached=True, served=served))
+    assert "10 minutes at the 20 tokens/s that `penstock plan` expects here" in planned
     assert "how many tokens aider begins with shows when it does" in expected_wait("aider", slow)
     assert forecast("open-webui", slow, tmp_path).endswith(
         "at which this server reads"
@@ -165,6 +171,20 @@ def test_the_wait_is_foretold_as_far_as_it_is_known(tmp_path: Path) -> None:
     assert forecast("claude", Target("http://x"), tmp_path) == ""
     kept = Target("http://x", reached=True, pinned={label("claude", tmp_path): 9000})
     assert "9,000 tokens" in forecast("claude", kept, tmp_path)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_server_that_has_read_nothing_is_foretold_by_the_plan() -> None:
+    with serving("-m", os.path.relpath(pocket_path())) as url:
+        target = find(url)
+        assert target.served is not None
+        assert target.served.path.is_absolute()
+        assert target.served.path.samefile(pocket_path())
+        pace = expected_pace(target.served)
+        assert pace is not None
+        assert pace > 0
+    nowhere = Served(Path("/nowhere/m.gguf"), None, 4096)
+    assert expected_pace(nowhere) is None
 
 
 def test_every_client_is_known() -> None:

@@ -28,6 +28,7 @@ NEEDS: Final = {
     "large model": "a published checkpoint of 80 GB and more",
     "gpu": "an NVIDIA GPU",
     "network": "PyPI or a model hub",
+    "machines": "several machines",
     "npm": "programs from npm",
     "root": "an administrator",
     "certificate": "a certificate of this machine, and a file of keys",

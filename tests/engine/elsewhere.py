@@ -7,7 +7,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Choice, Choosing, Chosen, Logits, Sampling
+from penstock.backend.base import Choice, Choosing, Chosen, Logits
+from penstock.backend.device_sampling import DeviceSampling
 from penstock.backend.state import Step
 from penstock.engine.engine import Engine
 
@@ -48,10 +49,7 @@ class Late(Choosing):
         return self._made[0]
 
 
-class LateSampling(Sampling):
-    def __init__(self, host: Sampling):
-        self._host = host
-
+class LateSampling(DeviceSampling):
     def start(self, logits: Logits, choice: Choice) -> Choosing | None:
         where: object = logits
         return Late(lambda: self._chosen(where.array, choice)) if isinstance(where, Elsewhere) else None
@@ -74,21 +72,6 @@ class LateSampling(Sampling):
             token = self._host.draw(edited, best, choice.temperature, *filters)
         return Chosen(token, float(logits[token]) - norm, highest, best)
 
-    def top(self, logits: Logits) -> tuple[int, float]:
-        return self._host.top(np.asarray(logits))
-
-    def log_sum(self, logits: Logits, highest: float) -> float:
-        return self._host.log_sum(np.asarray(logits), highest)
-
-    def draw(
-        self, logits: Logits, highest: float, temperature: float, top_k: int, top_p: float, min_p: float,
-        chance: float,
-    ) -> int:  # fmt: skip
-        return self._host.draw(np.asarray(logits), highest, temperature, top_k, top_p, min_p, chance)
-
-    def best(self, logits: Logits, count: int) -> NDArray[np.int64]:
-        return self._host.best(np.asarray(logits), count)
-
 
 class Steps:
     """Counts those that ran, and those of them whose tokens nobody here knew."""
@@ -96,15 +79,16 @@ class Steps:
     def __init__(self, engine: Engine):
         self.ran = self.ahead = 0
         self.fails: Exception | None = None
-        self._run = engine.runner.run
+        self._begin = engine.runner.begin
         engine.backend.sampling = LateSampling(engine.backend.sampling)
-        engine.runner.run = self.run  # type: ignore[method-assign]
+        engine.runner.begin = self.begin  # type: ignore[method-assign]
 
-    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
+    def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Callable[[], Logits]:
         self.ran += 1
         if step.source is not None:
             self.ahead += 1
             if self.fails is not None:
                 raise self.fails
             step = replace(step, tokens=step.source, source=None)
-        return cast(Logits, Elsewhere(self._run(step, progress)))
+        logits = cast(Logits, Elsewhere(self._begin(step, progress)()))
+        return lambda: logits

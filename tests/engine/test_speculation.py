@@ -106,13 +106,13 @@ def test_guesses_of_guesses_leave_no_trace() -> None:
     session.feed(ids)
     before = {name: rows.copy() for name, rows in session.state.tensors().items()}
     for _ in range(3):
-        assert len(engine.draft(session, ids[0], 4, 0.0)) == 4
+        assert len(engine.stepper.draft(session, ids[0], 4, 0.0)) == 4
     for name, rows in session.state.tensors().items():
         assert np.array_equal(rows, before[name]), name
-    first = engine.draft(session, ids[0], 1, 0.0)
+    first = engine.stepper.draft(session, ids[0], 1, 0.0)
     assert first[0][0] == int(engine.mtp_logits(session, ids[0]).argmax())
-    assert engine.draft(session, ids[0], 4, 0.0)[:1] == first
-    assert len(engine.draft(session, ids[0], 4, 1.0)) == 1  # unlikely: no more of them
+    assert engine.stepper.draft(session, ids[0], 4, 0.0)[:1] == first
+    assert len(engine.stepper.draft(session, ids[0], 4, 1.0)) == 1  # unlikely: no more of them
 
 
 def test_an_answer_ends_where_the_context_does(monkeypatch: pytest.MonkeyPatch) -> None:

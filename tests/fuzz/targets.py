@@ -5,13 +5,15 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
+from penstock.cluster.agreement import PROTOCOL, Hello
+from penstock.cluster.message import Message
 from penstock.engine.engine import Engine
 from penstock.errors import ModelFormatError
 from penstock.hub.choices import choices, choose, draft_for
@@ -118,7 +120,13 @@ def make_targets(folder: Path) -> list[Target]:
     notes = {"a": {"numbers": [1.0, 2.0], "busy_trials": 0}, "b": [1e9, 0.1]}
     response = json.dumps([{"id": "resp_1", "output": [{"id": "msg_1"}]}, [{"id": "msg_0"}]]).encode()
     matrix, dat = _imatrices(folder)
+    arrays = {"tokens": np.arange(3), "streams": np.zeros((3, 4), "f4")}
+    greeting = Hello(PROTOCOL, "1.0", "box", {"layers": 43}, True, [0, 21], None, 1 << 30, 0.01)
+    said = [Message("step", {"number": 1, "slots": [0]}, arrays), Message("hello", asdict(greeting), {})]
     return [
+        Target(
+            "message", [each.encode().tobytes() for each in said], lambda data: _ignore(_message(data)), 0.02
+        ),
         Target("usage", [usage], used, 0.01),
         Target("response", [zlib.compress(response), response], kept, 0.01),
         Target("notes", [json.dumps(notes).encode()], noted, 0.01),
@@ -158,6 +166,14 @@ def _imatrices(folder: Path) -> tuple[bytes, bytes]:
     imatrix = Imatrix(entries, ("text",), 5, 512)
     write_imatrix(imatrix, folder / "seed")
     return (folder / "seed").read_bytes(), as_dat(imatrix)
+
+
+def _message(data: bytes) -> Message:
+    """What a machine of a cluster says; a greeting is read as the head does."""
+    found = Message.decode(np.frombuffer(data, np.uint8))
+    if found.kind == "hello":
+        Hello.read(found.fields)
+    return found
 
 
 def _ignore(_: Any) -> None:

@@ -44,6 +44,7 @@ def test_experts_that_rows_share_are_read_once() -> None:
     [
         ("dense_4", "dense_4"),
         ("void at::native::fill<int, 4>(int*, long)", "fill"),
+        ("void at::native::(anonymous namespace)::indexSelect<float, 2>(int)", "indexSelect"),
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
     ],
 )

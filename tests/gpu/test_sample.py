@@ -77,8 +77,8 @@ def test_ties_go_to_the_lower_id() -> None:
             assert device.sample(card(logits)).token == host.sample(logits).token
 
 
-@pytest.mark.parametrize("size", [1, 7, 320, 4096])
-def test_small_vocabularies(size: int) -> None:
+@pytest.mark.parametrize("size", [1, 7, 320, 4096, 129277, 600000])  # the last one fits in no shared memory
+def test_other_vocabularies(size: int) -> None:
     host, device = samplers([], size, temperature=1, top_k=5, top_p=0.9)
     for step in range(10):
         logits = row(step, size=size)
@@ -123,3 +123,19 @@ def test_what_cannot_be_chosen_is_an_error() -> None:
     device.constraint = Allowing([])  # type: ignore[assignment]
     with pytest.raises(OptionError, match="forbids every token"):
         device.sample(card(row(1)))
+
+
+def test_tokens_can_be_read_where_they_were_chosen() -> None:
+    """For a step that begins before the host has heard of them; what is no token is one that a step can read."""
+    sampling = CudaSampling(HOST)
+    many = [Sampler(Sampling(seed=i), [], VOCABULARY, sampling) for i in range(3)]
+    rows = [row(i) for i in range(3)]
+    rows[1][7] = np.nan
+    for one, logits in zip(many, rows, strict=True):
+        one.start(card(logits))
+    choices = [one.choosing for one in many if one.choosing is not None]
+    tokens = sampling.tokens(choices)
+    assert tokens is not None
+    assert tokens.tolist() == [max(0, choice.result().token) for choice in choices]
+    assert choices[1].result().token == -1
+    assert sampling.tokens(choices[1:]).tolist() == tokens.tolist()[1:]  # type: ignore[union-attr]

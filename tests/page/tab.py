@@ -24,20 +24,20 @@ class Brake:
     """Lets an engine take as many steps as it is told, or any number."""
 
     def __init__(self, engine: Engine):
-        self._advance, self._left = engine.advance, float("inf")
+        self._begin, self._left = engine.stepper.begin, float("inf")
         self._changed = threading.Condition()
-        engine.advance = self.advance  # type: ignore[method-assign, assignment]
+        engine.stepper.begin = self.begin  # type: ignore[method-assign, assignment]
 
     def allow(self, steps: float = float("inf")) -> None:
         with self._changed:
             self._left = steps
             self._changed.notify_all()
 
-    def advance(self, work: Sequence[Any], *more: Any) -> Any:
+    def begin(self, work: Sequence[Any], *more: Any) -> Any:
         with self._changed:
             self._changed.wait_for(lambda: self._left > 0)
             self._left -= 1
-        return self._advance(work, *more)
+        return self._begin(work, *more)
 
 
 class Server:

@@ -46,6 +46,7 @@ def test_the_stream_tells_what_the_server_does() -> None:
             after = next(each for each in lines if each["tokens"]["generated"])
     assert before["state"] == after["state"] == "ready"
     assert before["about"]["mode"] == "direct"
+    assert (before["about"]["device"], before["gpu"]) == ("CPU", None)
     assert after["tokens"]["read"] == 5
     for name in ("hits", "misses", "disk_bytes"):
         assert after["storage"][name] > before["storage"][name], name
@@ -125,3 +126,21 @@ def test_a_server_that_ends_does_not_wait_for_those_who_watch(service: Service) 
     own.scheduler.stop()
     with pytest.raises(StopAsyncIteration):
         snapshots(own, 1)
+
+
+def test_a_gpus_steps_are_told_by_how_they_were_launched(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = service.engine.stats()
+    device = {
+        "name": "NVIDIA H200",
+        "memory_bytes": 8,
+        "used_bytes": 3,
+        "steps_repeated": 5,
+        "steps_launched": 2,
+    }
+    monkeypatch.setattr(service.engine, "stats", lambda: {**stats, "device": device})
+    found = dashboard.snapshot(service, None)
+    assert found["about"]["device"] == "NVIDIA H200"
+    assert found["gpu"] == {"repeated": 5, "launched": 2}
+    assert found["memory"]["gpu"] == {"used": 3, "limit": 8}

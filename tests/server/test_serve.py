@@ -226,15 +226,15 @@ def test_a_model_that_cannot_be_read_after_all(monkeypatch: pytest.MonkeyPatch) 
 def test_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is being answered hears why, and so does whoever started the server, which ends."""
     engine = Engine(pocket_path(), threads=1)
-    run, steps, heard = engine.runner.run, list[object](), list[str]()
+    begin, steps, heard = engine.runner.begin, list[object](), list[str]()
 
     def fail(*arguments: Any) -> Any:
         steps.append(arguments)
         if len(steps) > 3:
             raise DeviceLostError("the GPU is lost")
-        return run(*arguments)
+        return begin(*arguments)
 
-    monkeypatch.setattr(engine.runner, "run", fail)
+    monkeypatch.setattr(engine.runner, "begin", fail)
 
     def ask(url: str) -> None:
         endless = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}

@@ -138,8 +138,8 @@ class Sampling(ABC):
     def start(self, logits: Logits, choice: Choice) -> Choosing | None:
         """Begins to choose, where logits are not on the host.  Several that have been started are made together.
         None: the questions below are to be asked."""
-        del logits, choice
-        return None
+        start: Callable[[Choice], Choosing] | None = getattr(logits, "start", None)
+        return None if start is None else start(choice)
 
     def tokens(self, choices: Sequence[Choosing]) -> Array | None:
         """Where the tokens that are being chosen will be, on the device, for a step that begins before anybody knows
@@ -213,6 +213,11 @@ class Backend(ABC):
     @abstractmethod
     def host(self, array: Array) -> NDArray[Any]:
         """What an array holds, on the host.  It may be the very memory, which the next step changes."""
+
+    def device(self, array: NDArray[np.float32]) -> Array:
+        """The reverse of `host`, for what comes from another machine.  Only some devices can."""
+        del array
+        raise OptionError(f"device is {self.name!r}: layers of a cluster run on cpu alone")
 
     @abstractmethod
     def check(self) -> None:

@@ -115,6 +115,20 @@ class StatePool(ABC):
     def discard(self, slot: int) -> None:
         """The step failed: the state is as it was."""
 
+    def lost(self, slot: int) -> bool:
+        """Whether what the slot held is gone, as with a machine that is away: the sequence has to be fed again, from
+        `reset` on."""
+        del slot
+        return False
+
+    def lose(self, slot: int) -> None:
+        """A step failed that was committed already: the slot is lost."""
+        raise NotImplementedError
+
+    def reset(self, slot: int) -> None:
+        """A lost slot is as new."""
+        raise NotImplementedError
+
     def tensors(self, slot: int, position: int, floor: int) -> dict[str, Rows]:
         """The live rows by name."""
         return {

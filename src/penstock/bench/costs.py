@@ -13,7 +13,7 @@ from penstock.weights.checkpoint import Checkpoint
 
 ROWS: Final = (1, 16, 48)  # of a step, for all but the experts
 EXPERT_ROWS: Final = (1, 4, 16, 64)  # that choose the same expert
-ROUNDS: Final = 2  # of measuring
+ROUNDS: Final = 3  # of measuring
 NEAR, FAR = 512, 16384  # positions between which attention is seen to grow
 
 
@@ -44,6 +44,7 @@ class LayerCosts(NamedTuple):
     mapped: float  # handing experts over where all are at hand
     streamed: float  # and where they come and go
     described: float  # an expert that is used for the first time
+    alone: float = 0.0  # an expert that comes later than the others
 
 
 class Costs(NamedTuple):
@@ -87,12 +88,12 @@ def _measure(
 
     def experts() -> list[float]:
         pairs = [layers().experts(rows) for rows in EXPERT_ROWS]
-        handing = [layers().mapped(), layers().streamed(), layers().described()]
+        handing = [layers().mapped(), layers().streamed(), layers().described(), layers().alone()]
         return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), *handing]
 
     few, more = len(ROWS), len(EXPERT_ROWS)
-    rests = notes.numbers(keys[0], 2 * few + 2, rest, ROUNDS)
-    expert = notes.numbers(keys[1], 2 * more + 3, experts, ROUNDS)
+    rests = notes.numbers(keys[0], 2 * few + 2, rest, rounds=ROUNDS)
+    expert = notes.numbers(keys[1], 2 * more + 4, experts, rounds=ROUNDS)
     layer = LayerCosts(
         Curve(ROWS, tuple(rests[:few])),
         rests[-2],

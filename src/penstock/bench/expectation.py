@@ -18,7 +18,7 @@ from penstock.machine.cpu import read_cpu
 from penstock.storage.cache import Cache, make_cache
 from penstock.storage.dense import BUFFERS
 from penstock.storage.plan import Plan, Sizes
-from penstock.storage.prefetch import GUESSED_ROWS, WORTH
+from penstock.storage.prefetch import GUESSED_ROWS, TRIAL, WORTH
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.source import ExpertSource
 from penstock.storage.trace import Trace
@@ -29,6 +29,7 @@ PROMPT: Final = 512  # tokens
 OTHER_PROMPTS: Final = (16, 64, 4096)
 ANSWER: Final = 64
 FEW_CHUNKS: Final = 6  # of a prompt
+UNTRIED: Final = 0.35  # of guesses about the next layer's experts, the share that is taken to be right
 SETTLING: Final = 16  # tokens after which a full cache has found its ways
 
 
@@ -63,6 +64,7 @@ class Ahead:
 
     count: float
     read: int
+    wrong: int | None = None  # the read of those that it will not ask for
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class ExpectedRun:
         disk: ReadSpeed,
         routing: Routing,
         policy: str = "lfru",
-        guesses_right: float = 0.0,
+        guesses_right: float = UNTRIED,
         fresh: float = 0.0,
         sizes: Sizes | None = None,
     ):
@@ -95,9 +97,11 @@ class ExpectedRun:
         self.disk, self.guesses_right, self.fresh = disk, guesses_right, fresh
         self._cores = read_cpu().usable
         self._filled = 0  # bytes of the cache that have been memory
+        self._filled_ahead = 0.0  # and of the room for what is read ahead
         self.sizes = sizes or Sizes(checkpoint)
         self.time = Timeline(disk.latency, disk.bytes_per_second, disk.delay)
         self.position = self.hits = self.misses = 0
+        self.guesses = 0.0  # about experts, made so far
         source = self.sizes.source
         self.cache: Cache | None = None
         if plan.mode == "direct":
@@ -201,19 +205,28 @@ class ExpectedRun:
 
     def _guess(self, number: int, chosen: list[int], ahead: dict[int, Ahead]) -> None:
         """The next layer's experts, some of which are those that it will ask for."""
-        if self.guesses_right >= WORTH and not self.config.layers[number].hashed:
-            absent = self._absent(number, chosen)
-            self._read_ahead(number, absent, ahead)
-            if number in ahead:
-                ahead[number] = replace(ahead[number], count=ahead[number].count * self.guesses_right)
+        trying = self.guesses < TRIAL or self.guesses_right >= WORTH
+        if trying and not self.config.layers[number].hashed:
+            self._read_ahead(number, self._absent(number, chosen), ahead, self.guesses_right)
 
-    def _read_ahead(self, number: int, count: int, ahead: dict[int, Ahead]) -> None:
+    def _read_ahead(
+        self, number: int, count: int, ahead: dict[int, Ahead], right: float | None = None
+    ) -> None:
+        """right: the share that will be asked for, of experts that are only guessed."""
         size = self.sizes.source.slot_bytes[number]
         taken = sum(each.count * self.sizes.source.slot_bytes[block] for block, each in ahead.items())
         count = min(count, int(self.plan.ahead - taken) // size)
-        if count > 0:
-            self.time.compute(count * self.disk.handling / 2)
+        if count <= 0:
+            return
+        self.time.compute(max(0, taken + count * size - self._filled_ahead) * self.fresh / self._cores)
+        self._filled_ahead = max(self._filled_ahead, taken + count * size)
+        self.time.compute(count * self.disk.handling / 2)
+        if right is None:
             ahead[number] = Ahead(count, self.time.ask_ahead(count * size))
+        else:
+            self.guesses += count
+            wrong = self.time.ask_ahead((1 - right) * count * size)
+            ahead[number] = Ahead(right * count, self.time.ask_ahead(right * count * size), wrong)
 
     def _absent(self, number: int, chosen: list[int]) -> int:
         assert self.cache is not None
@@ -239,10 +252,14 @@ class ExpectedRun:
         time, computing = self.time, self._computing(costs, rows, experts)
         time.compute(costs.streamed + missing.count * self.disk.handling)
         each = costs.routed.at(rows * self.config.experts_used / experts)
+        if rows <= GUESSED_ROWS:
+            time.compute(missing.count * costs.alone)
         last = each if missing.count else 0.0
         time.compute(computing - last)
         if missing.ahead:
             time.wait_ahead(missing.ahead.read)
+            if missing.ahead.wrong is not None:
+                time.drop(missing.ahead.wrong)
         time.wait(missing.there)
         time.compute(last)
 
@@ -274,7 +291,7 @@ def expect(
         else:
             shape = (checkpoint.config.layer_count, source.experts)
             routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used)
-        right = 0.0 if usage is None else usage.guesses_right
+        right = UNTRIED if usage is None or usage.guesses_right is None else usage.guesses_right
         return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, fresh, sizes)
 
     prompts = {}
@@ -286,7 +303,7 @@ def expect(
     first = beginning.decode(ANSWER)
     settled = run()
     settled.fill(usage.favourites() if usage is not None and trace is None else _mixed(source))
-    settled.position = PROMPT
+    settled.position, settled.guesses = PROMPT, TRIAL
     settled.decode(SETTLING)
     return Expectation(prompts[PROMPT], first, settled.decode(ANSWER), prompts)
 

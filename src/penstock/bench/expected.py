@@ -14,10 +14,12 @@ from typing import Any, Final
 from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
-from penstock.bench.expectation import Expectation, expect
+from penstock.bench.expectation import Expectation, Phase, expect
+from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
+from penstock.machine.memory import read_memory
 from penstock.machine.notes import recall, remember
-from penstock.machine.pages import filling_seconds
+from penstock.machine.pages import Filling, measure_filling
 from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
@@ -27,7 +29,8 @@ from penstock.storage.trace import Trace
 from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
 
-FORGETS: Final = 0.8  # what is left of a slow moment with the next plan
+FORGETS: Final = 0.9  # what is left of a slow moment with the next plan
+LASTS: Final = 0.5  # of memory, the share that is still as it was when the run comes to need it
 SLOWEST: Final = 1e-7  # seconds that a byte may take to be believed
 MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
 UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
@@ -42,6 +45,8 @@ class Expected(Expectation):
     memory_bandwidth: float  # bytes per second
     basis: str  # where the hit rate comes from
     absent: Absent  # of a mapped file
+    filling: Filling
+    prefill_between: tuple[float, float]  # tokens per second, as new memory is slow or quick
 
     @property
     def token_seconds(self) -> dict[str, float]:
@@ -62,6 +67,7 @@ class Expected(Expectation):
             "tokens_per_second": self.first.per_second,
             "steady_tokens_per_second": self.steady.per_second,
             "prefill_tokens_per_second": self.prefill.per_second,
+            "prefill_tokens_per_second_between": self.prefill_between,
             "prefill_by_prompt": {str(n): phase.per_second for n, phase in sorted(self.prompts.items())},
             "token_seconds": self.token_seconds,
             "hit_rate": self.steady.hit_rate,
@@ -105,7 +111,7 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
-    fresh = _slowest_filling() if on_disk else 0.0
+    filling = _filling(plan) if on_disk else Filling(0.0, 0.0, 0.0)
     found = expect(
         checkpoint,
         plan,
@@ -115,20 +121,40 @@ def expect_here(
         trace=trace,
         policy=policy,
         coming=cold.seconds,
-        fresh=fresh,
+        fresh=filling.usual,
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
     return Expected(
-        **vars(found), costs=costs, disk=disk, memory_bandwidth=1 / seconds_per_byte, basis=basis, absent=cold
+        **vars(found),
+        costs=costs,
+        disk=disk,
+        memory_bandwidth=1 / seconds_per_byte,
+        basis=basis,
+        absent=cold,
+        filling=filling,
+        prefill_between=_between(found.prefill, plan, filling),
     )
 
 
-def _slowest_filling() -> float:
-    """Seconds that a byte takes to become memory, the most of late.
+def _filling(plan: Plan) -> Filling:
+    """How long the memory takes to become real that a run with this plan needs for the first time.
 
-    What the host of a virtual machine took back comes much more slowly than what was free a moment ago, and a run
-    needs gigabytes of either kind."""
-    now, known = filling_seconds(), recall("filling").get("seconds")
+    What a run finds lies between what is found now and the slowest that was seen: the host of a virtual machine takes
+    back what is free, and it is not known when the run begins."""
+    new = plan.work + (plan.experts_held if plan.mode == "direct" else 0)
+    now, known = measure_filling(min(new, read_memory().room // 2)), recall("filling").get("seconds")
     before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
-    remember("filling", "seconds", max(now, FORGETS * before))
-    return max(now, before)
+    slowest = max(now.slowest, before)
+    remember("filling", "seconds", max(now.slowest, FORGETS * before))
+    return Filling(LASTS * now.usual + (1 - LASTS) * slowest, now.quickest, slowest)
+
+
+def _between(prefill: Phase, plan: Plan, filling: Filling) -> tuple[float, float]:
+    """Tokens per second of a prompt, the fewest and the most, if all new memory is as slow or as quick as can be."""
+    cached = min(plan.experts_held, prefill.disk_bytes) / read_cpu().usable if plan.mode == "direct" else 0.0
+    by_byte = plan.work + cached  # seconds of the prompt, for a second of a byte
+    slow, quick = (
+        prefill.seconds + (seconds - filling.usual) * by_byte
+        for seconds in (filling.slowest, filling.quickest)
+    )
+    return prefill.tokens / slow, prefill.tokens / quick

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,7 +42,8 @@ from penstock.weights.types import F32, WeightType
 VOCABULARY: Final = 16384  # tokens of a head, at most; the rest follows by size
 PIECE: Final = 1 << 21  # bytes of random weights of a type; then they repeat
 CONTEXT: Final = 1 << 15
-MOST_BYTES: Final = 384 << 20  # of the copies of a layer, and of experts
+MOST_BYTES: Final = 512 << 20  # of the copies of a layer
+MOST_EXPERTS: Final = 768 << 20  # bytes of experts, which caches hold even less of: a run has thousands
 FEWEST, MOST = 2, 256  # calls for one number
 PATIENCE: Final = 0.1  # seconds for one number, once the fewest calls are made
 
@@ -95,7 +96,8 @@ class ImaginedLayers:
         """Experts [sets][experts of a token], no two of which share memory."""
         used = self.config.experts_used
         each = sum(self.checkpoint.expert("blk.0", 0, part).total_bytes for part in PARTS)
-        count = max(2, min(self._enough // (used * each), self._all_experts // used))
+        enough = min(MOST_EXPERTS, read_memory().room // 4, 3 * cache_bytes() or MOST_EXPERTS)
+        count = max(2, min(enough // (used * each), self._all_experts // used))
         return [[self._expert() for _ in range(used)] for _ in range(count)]
 
     def _expert(self) -> DeviceExpert:
@@ -128,7 +130,7 @@ class ImaginedLayers:
             heads.append(time.perf_counter() - begin)
 
         repeat([run], fewest=1 if self.copies > 1 else FEWEST)  # each call times all copies
-        return Timing(median(layers[self.copies :]), median(steps), median(heads))
+        return Timing(fmean(layers[self.copies :]), fmean(steps[1:]), fmean(heads[1:]))
 
     def experts(self, rows: int) -> tuple[float, float]:
         """Seconds of the shared expert, and of one routed expert, if all rows choose the same ones."""
@@ -140,6 +142,16 @@ class ImaginedLayers:
         ]
         shared = repeat(alone)
         return shared, max(0.0, repeat(together) - shared) / self.config.experts_used
+
+    def alone(self) -> float:
+        """Seconds that an expert takes longer for a row if it is computed by itself and not together with others."""
+        x, ids, weights = self._routed(1)
+        nothing = [self._call(number, x, ids, weights, self._table(())) for number in range(self.copies)]
+        one = [
+            self._call(number, x, ids, weights, self._table(experts[:1]))
+            for number, experts in enumerate(self.sets)
+        ]
+        return max(0.0, repeat(one) - repeat(nothing) - self.experts(1)[1])
 
     def mapped(self) -> float:
         """Seconds that handing over experts takes, where all are at hand."""
@@ -234,7 +246,7 @@ def repeat(calls: Sequence[Callable[[], object]], fewest: int = FEWEST) -> float
     begin = time.perf_counter()
     while len(found) < fewest or (len(found) < MOST and time.perf_counter() < begin + PATIENCE):
         _timed(calls[len(found) % len(calls)], found)()
-    return median(found)
+    return fmean(found)  # as a run adds them up, with all that comes between
 
 
 def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

@@ -59,6 +59,12 @@ class Timeline:
             self._arrived[number] = self._disk
         self.wait(self._arrived.pop(number, 0.0) + self._latency)
 
+    def drop(self, number: int) -> None:
+        """What has not been read yet of something asked for ahead is not wanted any more."""
+        self._idle_until(self.now)
+        self.disk_bytes -= self._ahead.pop(number, 0.0)
+        self._arrived.pop(number, None)
+
     def _count(self, nbytes: float) -> None:
         self.disk_bytes += nbytes
         self.now += nbytes * self._delay

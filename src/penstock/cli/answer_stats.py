@@ -72,6 +72,7 @@ class AnswerStats:
             if hits + misses:
                 parts.append(f"experts {hits / (hits + misses):.0%} in memory")
             parts.append(f"{self._since(after, 'disk_bytes') / 1e9:.2f} GB read")
+            parts.append(f"{self._waited(after) / (self.last - self.begun):.0%} waiting for the disk")
         return " · ".join(parts)
 
     def details(self) -> str:
@@ -83,17 +84,20 @@ class AnswerStats:
             return f"{after['mode']}: the system keeps the weights in memory"
         asked = self._since(after, "hits") + self._since(after, "misses")
         read, reading = self._since(after, "disk_bytes"), self._since(after, "read_seconds")
-        stalled = self._since(after, "stall_seconds") + self._since(after, "dense_stall_seconds")
         return " · ".join(
             [
                 f"{asked:,.0f} experts asked for",
                 f"disk {read / reading / 1e9:.1f} GB/s" if reading else "nothing read",
-                f"waited {stalled:.2f} of {self.last - self.begun:.2f} s",
+                f"waited {self._waited(after):.2f} of {self.last - self.begun:.2f} s",
                 f"ahead {self._since(after, 'prefetch_useful'):.0f} used, "
                 f"{self._since(after, 'prefetch_wasted'):.0f} not",
                 f"evicted {self._since(after, 'evictions'):.0f}",
             ]
         )
+
+    def _waited(self, after: dict[str, Any]) -> float:
+        """Seconds in which nothing was computed, because weights were still on their way."""
+        return self._since(after, "stall_seconds") + self._since(after, "dense_stall_seconds")
 
     def _since(self, after: dict[str, Any], name: str) -> float:
         return float(after.get(name, 0) - self._before.get(name, 0))

@@ -49,6 +49,7 @@ class Machine:
         self.options = EngineOptions(memory="auto", draft="off")
         self.backend = open_backend("cpu", self.options.thread_count)
         self.memory = read_memory()
+        self.say = cache(partial(print, file=sys.stderr))  # the same once, however many models are judged
 
     @cache  # noqa: B019 – as long as the command
     def disk_speed(self, folder: Path) -> float | None:
@@ -80,8 +81,7 @@ class Machine:
 
     def _speed(self, checkpoint: Checkpoint, plan: Plan, disk: float) -> float:
         """Tokens per second once the cache is full."""
-        say = partial(print, file=sys.stderr)
-        found = expect_here(checkpoint, plan, self.backend, disk=ReadSpeed(disk, LATENCY), say=say)
+        found = expect_here(checkpoint, plan, self.backend, disk=ReadSpeed(disk, LATENCY), say=self.say)
         return found.steady.per_second
 
     def _plan(self, checkpoint: Checkpoint, streaming: str, memory: int | None) -> Plan:

@@ -1,5 +1,6 @@
 """Opening a model for a command, with progress for those who wait."""
 
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True) -> Engine:
     """The engine for the options that a command was given.  Loading, unless `load` is False, shows on a terminal."""
+    if chosen.cluster is not None:
+        _tell_of_workers()
     bar = LoadingBar()
     with warnings.catch_warnings(record=True) as noticed:
         try:
@@ -30,6 +33,16 @@ def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True)
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine
+
+
+def _tell_of_workers() -> None:
+    """Who waits for workers sees who has come; a server's log says it anyway."""
+    log = logging.getLogger("penstock.cluster")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 class LoadingBar:

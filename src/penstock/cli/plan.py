@@ -27,6 +27,8 @@ from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 NOTABLE = 1.1  # of what a type takes in the file
+NOTICED = 0.1  # seconds that a person would see go by
+SPREAD = 1.35  # times as fast at best as at worst, from which on both are said
 _SAY = partial(print, file=sys.stderr)
 
 
@@ -161,13 +163,13 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     whole = sum(plan.read_by_token.values())
     disk, steady, first = expected.disk, expected.steady, expected.first
     lines = [
-        f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s, disk {disk.bytes_per_second / 1e9:.2f} GB/s; "
-        f"a token reads {size(whole)}"
+        f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s, disk {disk.bytes_per_second / 1e9:.2f} GB/s "
+        f"in reads of an expert; a token reads {size(whole)}"
     ]
     if plan.mode == "direct":
         read = size(steady.disk_bytes / steady.tokens)
         lines.append(f"hit rate {steady.hit_rate:.0%} {expected.basis}: {read} of a token come from the disk")
-    elif expected.absent.nbytes:
+    elif expected.absent.seconds >= NOTICED:
         coming = f"{size(expected.absent.nbytes)} are not in memory yet"
         lines.append(f"{coming} and come with the first prompt, in about {expected.absent.seconds:.2g} s")
     parts = {
@@ -189,4 +191,11 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
         for n, phase in sorted(expected.prompts.items())
     ]
     lines.append(f"expected prefill: {', '.join(prompts)}")
+    fewest, most = expected.prefill_between
+    if most > SPREAD * fewest:
+        slow, quick = (1e9 * seconds for seconds in (expected.filling.slowest, expected.filling.quickest))
+        lines.append(
+            f"between {speed(fewest)} and {speed(most)} tokens/s for {expected.prefill.tokens}: new memory "
+            f"takes {quick:.2f} to {slow:.2f} s/GB here, as the host of this machine has it at hand or not"
+        )
     return lines

@@ -67,22 +67,22 @@ def forecast(client: str, target: Target, folder: Path) -> str:
 
 def expected_wait(client: str, target: Target) -> str:
     """How long the server will read what the client begins with, as far as that is known."""
-    first, pace = FIRST_PROMPTS[client], target.prefill
+    first, pace, whose = FIRST_PROMPTS[client], target.prefill, "at which this server reads"
     if not target.reached:
         return ""
     if not first.tokens:
         return f"how many tokens {client} begins with shows when it does"
     measured = f"{first.version}, counted in {COUNTED}; more with tools and instructions of your own"
     size = f"{client} begins with about {first.tokens:,} tokens ({measured})"
+    if pace is None and target.served is not None:
+        from penstock.clients.expected_pace import expected_pace  # the engine, which -h has no use for
+
+        pace, whose = expected_pace(target.served), "that `penstock plan` expects here"
     if pace is None:
         return f"{size}; how fast this server reads shows with its first prompt, `penstock plan` estimates it"
     seconds = first.tokens / pace
     at = f"{pace:,.0f}" if pace >= 10 else f"{pace:.1f}"
-    return (
-        f"{size}: {duration(seconds)} at the {at} tokens/s at which this server reads"
-        if seconds > SOON_S
-        else ""
-    )
+    return f"{size}: {duration(seconds)} at the {at} tokens/s {whose}" if seconds > SOON_S else ""
 
 
 def duration(seconds: float) -> str:

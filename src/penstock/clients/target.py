@@ -5,7 +5,8 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
@@ -18,6 +19,14 @@ ANY_KEY: Final = "penstock"  # clients want one, also where the server does not
 PATIENCE: Final = 5.0  # seconds
 
 
+class Served(NamedTuple):
+    """A model that a server runs on this machine's processor: the file, the budget and the longest context."""
+
+    path: Path
+    memory: int | None
+    context: int
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """url without a path; key: None where the server needs none; reached: whether it was asked and has answered.
@@ -25,6 +34,7 @@ class Target:
     prefill     tokens of a prompt that it reads in a second, if it knows
     pinned      tokens of clients' prompts that it keeps, by label
     on_disk     whether they outlive it
+    served      what it runs, if that is here
     """
 
     url: str
@@ -35,6 +45,7 @@ class Target:
     prefill: float | None = None
     pinned: Mapping[str, int] = field(default_factory=dict)
     on_disk: bool = False
+    served: Served | None = None
 
     @property
     def openai(self) -> str:
@@ -63,15 +74,27 @@ def find(url: str, model: str | None = None, key: str | None = None) -> Target:
             str(label): int(tokens) for label, tokens in own.get("sessions", {}).get("pinned", {}).items()
         }
         on_disk = "disk" in own.get("sessions", {})
+        served = _served(base, props)
     except PenstockError:
         raise
     except (OSError, HTTPException):
         return Target(base, model or MODEL, key=key)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise PenstockError(f"--url {url}: what answers there is no Penstock server") from None
-    return Target(
-        base, name, context, key, True, None if prefill is None else float(prefill), pinned, on_disk
+    pace = None if prefill is None else float(prefill)
+    return Target(base, name, context, key, True, pace, pinned, on_disk, served)
+
+
+def _served(base: str, props: dict[str, Any]) -> Served | None:
+    """Nothing where the model is elsewhere, in part or as a whole: on another machine, in a cluster or on a card."""
+    own, path = props.get("penstock", {}), Path(props.get("model_path", ""))
+    plan = own.get("plan", {})
+    near = (
+        urlsplit(base).hostname in ("127.0.0.1", "localhost", "::1") and path.is_absolute() and path.exists()
     )
+    if not near or plan.get("mode") not in ("mmap", "direct") or own.get("options", {}).get("cluster"):
+        return None
+    return Served(path, plan["budget"], int(props["default_generation_settings"]["n_ctx"]))
 
 
 def call(target: Target, path: str, body: Any = None) -> Any:

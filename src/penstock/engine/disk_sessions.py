@@ -9,6 +9,7 @@ from typing import Final
 
 from penstock.engine.engine import Engine
 from penstock.engine.session import Session
+from penstock.errors import ClusterError
 from penstock.kv.store import KvStore
 from penstock.kv.store_index import Entry
 
@@ -36,8 +37,12 @@ class DiskSessions:
         return None
 
     def save(self, session: Session, kind: str) -> None:
-        """Saves a session that nobody changes meanwhile."""
-        self.store.put(session.tokens, session.snapshot(), kind)
+        """Saves a session that nobody changes meanwhile, unless what it remembered is lost."""
+        try:
+            if not session.lost:
+                self.store.put(session.tokens, session.snapshot(), kind)
+        except ClusterError as error:
+            logging.getLogger(__name__).warning("a session could not be saved: %s", error)
 
     def save_later(self, session: Session, kind: str) -> bool:
         """Saves a session that nobody changes any more, in the background.  False: the disk is behind, ask later."""

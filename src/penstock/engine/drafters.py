@@ -103,5 +103,5 @@ class MtpDrafter(Drafter):
         """The session has what it needs."""
 
     def propose(self, session: "Session", token: int, most: int, least: float) -> list[Draft]:
-        guesses = session.engine.draft(session, token, most, least)
+        guesses = session.engine.stepper.draft(session, token, most, least)
         return [Draft(guess, bisect_right(CHANCES, chance)) for guess, chance in guesses]

@@ -1,57 +1,36 @@
 """The engine: a loaded model, the sessions on it, and generation.  Speaks token ids."""
 
-import gc
-import operator
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock.backend.base import DeviceBackend
-from penstock.backend.state import Step as ModelStep
-from penstock.engine.ahead import Ahead
-from penstock.engine.opening import open_model
+from penstock.backend.base import Backend, DeviceBackend, Logits
+from penstock.backend.state import StatePool
+from penstock.engine.answer import answer
+from penstock.engine.loader import Loader
+from penstock.engine.opening import open_model, open_tokenizer
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.progress import PrefillProgress, PrefillWatch
-from penstock.engine.runner import Loading, LocalRunner
+from penstock.engine.runner import Loading, Runner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
-from penstock.engine.speculation import Speculation, Speculator, Spent, verify
+from penstock.engine.speculation import Speculation
+from penstock.engine.stepping import Stepper
 from penstock.engine.steps import Generation, Step
-from penstock.errors import BudgetError, OptionError, PenstockError, TokenError
+from penstock.errors import OptionError, TokenError
 from penstock.kv.snapshot import Snapshot, load_snapshot
 from penstock.kv.state import SequenceState
-from penstock.machine.pages import give_back_freed
 from penstock.option import takes
 from penstock.storage.heat import ExpertMap
 from penstock.storage.plan import Plan
 from penstock.storage.storage import Storage
-from penstock.tokenizer import Tokenizer, tokenizer_from_gguf, tokenizer_from_json
+from penstock.tokenizer import Tokenizer
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
 
-Logits = NDArray[np.float32]
-LOGITS_SHARE: Final = 4  # logits of a step with few rows take a quarter at most of the memory for a full one
-
-
-class StepWatch:
-    """How long a step takes, from now on, and what it waits for."""
-
-    def __init__(self, engine: "Engine"):
-        self._engine, self._waits, self._begin = engine, engine.waits, time.perf_counter()
-
-    def spent(self) -> Spent:
-        seconds, (fetched, waited) = time.perf_counter() - self._begin, self._engine.waits
-        return Spent(seconds, max(0, fetched - self._waits[0]), max(0.0, waited - self._waits[1]))
+if TYPE_CHECKING:
+    pass
 
 
 class Engine:
@@ -87,47 +66,41 @@ class Engine:
             raise OptionError(
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
-        self.backend = choose_backend(self.checkpoint, chosen)
-        self._plan, self.context = self._make_plan()
-        self.layout = state_layout(self.checkpoint, chosen, self.context)
-        self.states = self.backend.states(self.layout)
-        self.written: dict[
-            int, int
-        ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
-        if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
-            self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
+        self.loader = Loader(self.checkpoint, chosen)
+        self.backend: Backend = self.loader.backend
+        self.context = self.loader.context
+        self.states: StatePool = self.loader.states
+        self.written = self.loader.written
+        self.machines = self.loader.machines
+        self.stepper = Stepper(self.loader, self.config.vocab_size)
         self.speculation = Speculation(self.drafters) if self.drafters else None
-        self._runner: LocalRunner | None = None
-        self._ahead = Ahead(self._discard)
-        self._crowded = False  # sessions need more than any plan has
-        self.loading: Loading | None = None
-        self._lock = threading.Lock()
-        self._closed = False
         if load:
             self.load(progress)
-
-    def _make_plan(self) -> tuple[Plan, int]:
-        return make_engine_plan(self.checkpoint, self.options, self.backend, self.options.context)
 
     # ── weights ───────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def plan(self) -> Plan:
         """What goes where in memory."""
-        return self._plan
+        return self.loader.plan
 
     @property
     def parked(self) -> bool:
         """Whether the weights are not in memory.  The next step brings them back."""
-        return self._runner is None
+        return self.loader.runner is None
 
     @property
-    def runner(self) -> LocalRunner:
+    def loading(self) -> Loading | None:
+        """How far the reading of weights is, while they are read."""
+        return self.loader.loading
+
+    @property
+    def runner(self) -> Runner:
         """What runs steps.  Brings the weights back if they are not in memory."""
-        runner = self._runner
+        runner = self.loader.runner
         if runner is None:
-            with self._lock:
-                runner = self._load()
+            with self.loader.lock:
+                runner = self.loader.load()
         return runner
 
     @property
@@ -138,8 +111,8 @@ class Engine:
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads the weights to memory, if they are not there.  `progress` is told bytes read, and bytes in all;
         meanwhile `loading` says the same to other threads."""
-        with self._lock:
-            self._load(progress)
+        with self.loader.lock:
+            self.loader.load(progress)
 
     def park(self) -> None:
         """Gives the memory of the weights back, after the step that is running.  Sessions stay as they are.
@@ -148,47 +121,7 @@ class Engine:
         >>> engine.parked
         True
         """
-        if self.options.trace is not None:
-            raise OptionError("an engine that records a trace cannot be parked: the trace would end there")
-        with self._lock:
-            if self._runner is not None:
-                self._unload()
-                if isinstance(self.backend, DeviceBackend):
-                    self.backend.release()
-
-    def _load(
-        self, progress: Callable[[int, int], None] | None = None, plan: Plan | None = None
-    ) -> LocalRunner:
-        """With the lock held.  plan: what goes where; None: as is best now"""
-        if self._closed:
-            raise OptionError("the engine is closed")
-        if self._runner is None:
-            # How much memory there is may have changed; how long sessions can get has not.
-            self._plan = plan or self._make_plan()[0]
-            self.loading = Loading(progress)
-            try:
-                self._runner = LocalRunner(
-                    self.checkpoint,
-                    self.backend,
-                    self.states,
-                    self._plan,
-                    self.options,
-                    lambda: self.fingerprint,
-                    self.loading,
-                )
-            finally:
-                self.loading = None
-        return self._runner
-
-    def _unload(self) -> None:
-        """With the lock held."""
-        self._ahead.drop()
-        if self._runner is not None:
-            self._runner.settle()
-            self._runner.close()
-            self._runner = None
-            gc.collect()
-            give_back_freed()
+        self.loader.park()
 
     def stats(self) -> dict[str, Any]:
         """What the weights' storage has done since they were loaded: hits, misses, bytes, waits.
@@ -197,10 +130,12 @@ class Engine:
         >>> engine.stats()["mode"]
         'mmap'
         """
-        runner = self._runner
+        runner = self.loader.runner
         found: dict[str, Any] = {"mode": "parked"} if runner is None else runner.storage.stats()
         if isinstance(self.backend, DeviceBackend):
             found["device"] = self.backend.stats()
+        if self.machines is not None:
+            found["cluster"] = self.machines.stats()
         if self.speculation is not None:
             found["draft"] = self.speculation.stats()
         return found
@@ -208,15 +143,12 @@ class Engine:
     def expert_map(self) -> ExpertMap | None:
         """Which experts are in memory, and how much each was used lately; None while no weights are in memory.
         Does not wait for a step."""
-        runner = self._runner
+        runner = self.loader.runner
         return None if runner is None else runner.storage.experts.map()
 
     def close(self) -> None:
         """Ends a trace and the threads that read.  The engine cannot be used afterwards."""
-        with self._lock:
-            self._closed = True
-            if self._runner is not None:
-                self._runner.close()
+        self.loader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -251,23 +183,13 @@ class Engine:
         return session
 
     def state_bytes(self, position: int) -> int:
-        """Memory of a session that has read so many tokens, rounded up: exact would be to look at every layer."""
-        empty, full = self._state_range
-        return empty + -(-(full - empty) * position // self.context)
+        """Memory of a session that has read so many tokens, rounded up."""
+        return self.loader.state_bytes(position)
 
-    @cached_property
-    def _state_range(self) -> tuple[int, int]:
-        """Bytes of an empty session and of a full one."""
-        if isinstance(self.backend, DeviceBackend):
-            device, layout = self.backend, self.layout
-            return device.state_bytes(layout, 0), device.state_bytes(layout, self.context)
-        return self.layout.live_bytes(0), self.layout.live_bytes(self.context)
-
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Identity of the model and of every option that changes what a session's state contains."""
-        rounding = "-simulated" if self.options.simulate_low_precision else ""
-        return self.checkpoint.fingerprint() + rounding
+        return self.loader.fingerprint
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -291,177 +213,7 @@ class Engine:
         """
         if logits not in ("last", "all", "none"):
             raise OptionError(f"logits is {logits!r}, expected 'last', 'all' or 'none'")
-        return self._feed(work, logits, progress)
-
-    def _feed(
-        self,
-        work: Sequence[tuple[Session, Sequence[int]]],
-        logits: str,
-        progress: Callable[[float], None] | None = None,
-    ) -> list[Logits | None]:
-        """As `feed`; "kept" → None, and each session has its last logits where they lie."""
-        jobs = [_Job(session, self._checked(ids)) for session, ids in work]
-        if len({id(job.session) for job in jobs}) != len(jobs):
-            raise OptionError("a session appears twice in one batch")
-        for job in jobs:
-            if job.session.engine is not self:
-                raise OptionError("a session belongs to another engine")
-        with self._lock:
-            for job in jobs:
-                job.session.state.check_room(len(job.ids))
-            while any(job.left for job in jobs):
-                self._step(jobs, logits, progress)
-            return [job.result(logits) for job in jobs]
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        try:
-            tokens = [operator.index(token) for token in ids]
-        except TypeError as error:
-            raise TokenError(f"token ids must be whole numbers: {error}") from None
-        if not tokens:
-            raise TokenError("there are no tokens to feed")
-        for token in tokens:
-            if not 0 <= token < self.config.vocab_size:
-                raise TokenError(f"token id {token} is outside the vocabulary of {self.config.vocab_size:,}")
-        return tokens
-
-    def advance(
-        self,
-        work: Sequence[tuple[Session, Sequence[int], int]],
-        progress: Callable[[float], None] | None = None,
-        judge: Callable[[int, Logits], int] | None = None,
-    ) -> list[Logits | None]:
-        """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
-        logits) → [rows, vocab], or None for no rows.  For schedulers; `feed` takes any number of tokens.
-
-        progress  told the share of the step that is done
-        judge     given the number of a session and its logits, says how many of its ids count; the others were drafts
-                  that are not true, and the session is as if it had never read them
-        """
-        checked = [(session, self._checked(ids), rows) for session, ids, rows in work]
-        if sum(len(ids) for _, ids, _ in checked) > self.plan.chunk:
-            raise OptionError(f"a step takes {self.plan.chunk:,} tokens at most")
-        with self._lock:
-            for session, ids, _ in checked:
-                session.state.check_room(len(ids))
-            return self._run(checked, progress, judge)
-
-    def _run(
-        self,
-        work: Sequence[tuple[Session, list[int], int]],
-        progress: Callable[[float], None] | None,
-        judge: Callable[[int, Logits], int] | None = None,
-    ) -> list[Logits | None]:
-        """One ragged step: (session, ids, how many of their last rows have logits) → logits [rows, vocab]"""
-        step = ModelStep.of(
-            [(session.state.slot, session.position, ids, rows) for session, ids, rows in work]
-        )
-        found: list[Logits | None] = []
-        kept = [len(ids) for _, ids, _ in work]
-        begun = self._ahead.take(work)
-        if begun is None:
-            self._make_room({session.state.slot: session.position + len(ids) for session, ids, _ in work})
-        runner = self._load()
-        try:
-            if begun is None:
-                logits = runner.run(step, progress)
-                ends = accumulate(rows for _, _, rows in work)
-                found += [
-                    logits[end - rows : end] if rows else None
-                    for (_, _, rows), end in zip(work, ends, strict=True)
-                ]
-            else:
-                found += begun
-            if judge is not None:
-                kept = [
-                    each if rows is None else judge(n, rows)
-                    for n, (each, rows) in enumerate(zip(kept, found, strict=True))
-                ]
-            runner.commit(step, kept)
-        except BaseException:
-            runner.discard(step)
-            raise
-        for (session, ids, _), count, part in zip(work, kept, found, strict=True):
-            left_out = len(ids) - count
-            session._advance(ids[:count], left_out)
-            session.last_logits = None if part is None else part[-1 - left_out].copy()
-        return found
-
-    def _discard(self, step: ModelStep, slots: Collection[int]) -> None:
-        """A step counts for nothing in these of its slots, as far as somebody holds them."""
-        if self._runner is not None:
-            self._runner.discard(replace(step, slots=tuple(slot for slot in slots if slot in self.written)))
-
-    def run_ahead(self, generations: Sequence[Generation]) -> None:
-        """Begins the step after the tokens that these are choosing, before anybody knows them, where a device can
-        (`engine/ahead.py`).  Whether or not it did, `advance` comes next, with the tokens."""
-        with self._lock, suppress(PenstockError):  # what is wrong with a step is said when it is needed
-            work = [
-                (each.session, each.sampler.choosing)
-                for each in generations
-                if each.session is not None and not each.is_last
-            ]
-            choices = [choice for _, choice in work if choice is not None]
-            if not self._ahead.allowed or self._runner is None or not work or len(choices) < len(work):
-                return
-            source = self.backend.sampling.tokens(choices)
-            if source is None:
-                return
-            step = ModelStep.of([(each.state.slot, each.position, [0], 1) for each, _ in work], source)
-            self._make_room({each.state.slot: each.position + 1 for each, _ in work})
-            self._ahead.begin(step, choices, self._load().run(step))
-
-    def has_begun(self, sessions: Sequence[Session]) -> bool:
-        """Whether the next step of these is under way already."""
-        return self._ahead.has(sessions)
-
-    def _make_room(self, lengths: dict[int, int]) -> None:
-        """Sessions are about to have so many tokens, by slot: where that is more than the plan has for them, experts
-        give way."""
-        if self._plan.budget is not None:
-            written = {**self.written, **{slot: max(self.written[slot], lengths[slot]) for slot in lengths}}
-            needed = sum(map(self.state_bytes, written.values()))
-            if needed > (self._plan.most_state or 0):
-                self._plan_anew(needed)
-            self._load().storage.lend(needed - self._plan.state)
-
-    def _plan_anew(self, needed: int) -> None:
-        """Sessions need more than experts can give: weights that had a place have to come and go instead.  That reads
-        everything again, so there is room for twice as much then, if there can be."""
-        if self.options.context is not None or self.options.trace is not None or self._crowded:
-            return
-        same = replace(self.options, memory=self._plan.budget)
-        for state in (2 * needed, needed):
-            with suppress(BudgetError):
-                plan, _ = make_engine_plan(
-                    self.checkpoint, same, self.backend, None, state=state, chunk=self._plan.chunk
-                )
-                self._unload()
-                self._load(plan=plan)
-                return
-        self._crowded = True
-
-    def _step(self, jobs: "list[_Job]", logits: str, progress: Callable[[float], None] | None) -> None:
-        """As many waiting tokens as a chunk holds, first sessions first."""
-        room = self.plan.chunk
-        taken: list[tuple[_Job, list[int]]] = []
-        for job in jobs:
-            ids = job.ids[job.done : job.done + room]
-            if ids:
-                taken.append((job, ids))
-                room -= len(ids)
-
-        def rows(job: _Job, ids: list[int]) -> int:
-            return {"none": 0, "all": len(ids)}.get(logits, int(job.left == len(ids)))
-
-        before, count = sum(job.done for job in jobs), sum(len(ids) for _, ids in taken)
-        tell = None if progress is None else lambda share: progress(before + share * count)
-        found = self._run([(job.session, ids, rows(job, ids)) for job, ids in taken], tell)
-        for (job, ids), part in zip(taken, found, strict=True):
-            job.advance(ids, part)
-        waiting = next((job.ids[job.done :] for job in jobs if job.left), None)
-        if waiting is not None:
-            self._load().announce(waiting[: self.plan.chunk])
+        return self.stepper.feed(work, logits, progress)
 
     def mtp_logits(self, session: Session, next_token: int) -> Logits:
         """What the draft block expects two tokens ahead: after `next_token`, which is about to follow.  [vocab]
@@ -476,35 +228,19 @@ class Engine:
             )
         if session.position == 0:
             raise OptionError("mtp_logits needs a session with at least one token")
-        (token,) = self._checked([next_token])
-        with self._lock:
-            self._ahead.drop()  # its logits are where these will be
-            return self._load().draft_logits(session.state.slot, session.position, token)
-
-    def draft(self, session: Session, token: int, most: int, least: float) -> list[tuple[int, float]]:
-        """What the draft block guesses to follow `token`, which is about to follow, each with its chance; fewer than
-        `most` if they are less likely than `least` together."""
-        with self._lock:
-            self._ahead.drop()
-            return self._load().draft(session.state.slot, session.position, token, most, least)
+        return self.stepper.draft_logits(session, next_token)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Who drafts for answers, as the option `draft` says."""
         chosen = self.options.draft
-        if chosen == "auto" and isinstance(self.backend, DeviceBackend):
+        if chosen == "auto" and (isinstance(self.backend, DeviceBackend) or self.machines is not None):
             return ()  # there steps begin before their tokens are known, which drafts would prevent
         found = {
             "ngram": chosen in ("auto", "ngram"),
             "mtp": self.checkpoint.has_mtp and chosen in ("auto", "mtp"),
         }
         return tuple(name for name, drafts in found.items() if drafts)
-
-    def settle(self, session: Session) -> None:
-        """Sees to it that all rows of a session's state are there, to be copied or saved."""
-        with self._lock:
-            if self._runner is not None and not self._closed:
-                self._runner.settle(session.state.slot)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -531,66 +267,8 @@ class Engine:
         watch = None
         if progress is not None:
             watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
-        self._feed([(session, self._checked(prompt_ids))], "kept", watch)
-        steps = [self._next(session, generation)]
-        speculator = self.speculation.begin([*session.tokens, steps[0].token]) if self.speculation else None
-        while True:
-            told = 0
-            try:
-                for step in steps:
-                    told += 1
-                    yield step
-            finally:
-                session.rewind(len(steps) - told)  # who stops listening has a session that ends there
-            if steps[-1].finish_reason is not None:
-                return
-            steps = self._decode(session, steps[-1].token, generation, speculator)
-
-    def _decode(
-        self, session: Session, token: int, generation: Generation, speculator: Speculator | None
-    ) -> list[Step]:
-        """One step: the tokens that follow `token`, which is fed."""
-        if speculator is None or self.speculation is None:
-            self._feed([(session, [token])], "kept", None)
-            return [self._next(session, generation)]
-        ids, position = [token], session.position
-        ids += speculator.propose(session, token, 1, self.draft_room(1, position + 1))
-        steps: list[Step] = []
-
-        def judge(_: int, logits: Logits) -> int:
-            steps.extend(verify(generation, ids, logits, position))
-            return len(steps)
-
-        watch = StepWatch(self)
-        self.advance([(session, ids, len(ids))], judge=judge)
-        self.speculation.told(1, len(ids), len(steps), watch.spent())
-        speculator.judged([step.token for step in steps])
-        return steps
-
-    def _next(self, session: Session, generation: Generation) -> Step:
-        """The token after what the session has read.  Where nobody drafts, the step after it may begin already."""
-        assert session.last_logits is not None
-        generation.start(session.last_logits)
-        if self.speculation is None:
-            self.run_ahead([generation])
-        return generation.next(session.last_logits)
-
-    @property
-    def waits(self) -> tuple[int, float]:
-        """Since the weights were loaded: bytes of experts that had to come, and seconds of waiting for them."""
-        return (0, 0.0) if self._runner is None else self._runner.waits()
-
-    def draft_room(self, rows: int, position: int) -> int:
-        """Drafts that a step of so many rows could have besides, for a session that will be at `position` without
-        them."""
-        most = min(self.plan.chunk, self.logit_rows) - rows
-        return max(0, min(most, self.context - position, self.options.max_rewind))
-
-    @property
-    def logit_rows(self) -> int:
-        """Rows of a step that may have logits: these, and a copy of them, stay within the memory of steps."""
-        row = 2 * 4 * self.config.vocab_size
-        return max(1, self.plan.work // LOGITS_SHARE // row)
+        self.stepper.feed([(session, prompt_ids)], "kept", watch)
+        yield from answer(session, generation)
 
     def generation(
         self, session: Session | None, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling
@@ -616,36 +294,4 @@ class Engine:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer stored with the model, a `Tokenizer`."""
-        path, metadata = self.checkpoint.path, self.checkpoint.metadata
-        if metadata:
-            if metadata.get("tokenizer.ggml.model", "none") == "none":
-                raise TokenError(f"{path}: the file holds no tokenizer")
-            return tokenizer_from_gguf(metadata, str(path))
-        if not (path / "tokenizer.json").exists():
-            raise TokenError(f"{path}: no tokenizer.json in the folder")
-        return tokenizer_from_json(path / "tokenizer.json")
-
-
-class _Job:
-    """One session's tokens on their way through a `feed`."""
-
-    def __init__(self, session: Session, ids: list[int]):
-        self.session, self.ids, self.done = session, ids, 0
-        self.parts: list[Logits] = []
-
-    @property
-    def left(self) -> int:
-        return len(self.ids) - self.done
-
-    def advance(self, ids: list[int], logits: Logits | None) -> None:
-        self.done += len(ids)
-        if logits is not None:
-            # The next step may change what lies on a device.
-            self.parts.append(np.asarray(logits) if self.left else logits)
-
-    def result(self, logits: str) -> Logits | None:
-        """What `feed` returns for this session."""
-        if logits in ("none", "kept"):
-            return None
-        found = self.parts[-1][-1] if logits == "last" else np.concatenate(self.parts)
-        return np.asarray(found)
+        return open_tokenizer(self.checkpoint)

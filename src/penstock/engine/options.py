@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionError
 from penstock.machine.cpu import read_cpu
-from penstock.option import check, choice, file, make, option, size, switch, whole
+from penstock.option import check, choice, file, make, number, option, size, switch, text, whole
 from penstock.storage.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ MODES: Final = ("auto", "resident", "mmap", "direct")
 RUNNING: Final = ("run", "chat", "serve", "bench")  # commands that run a model
 PLANNING: Final = (*RUNNING, "plan")  # and the one that says how it would be run
 ENGINE: Final[dict[str, Any]] = {"group": "Engine", "commands": PLANNING}
-MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": (*PLANNING, "imatrix")}
-READING: Final[dict[str, Any]] = {"group": "Memory", "commands": (*RUNNING, "imatrix")}
+MEMORY: Final[dict[str, Any]] = {"group": "Memory", "commands": (*PLANNING, "imatrix", "worker")}
+READING: Final[dict[str, Any]] = {"group": "Memory", "commands": (*RUNNING, "imatrix", "worker")}
+CLUSTER: Final[dict[str, Any]] = {"group": "Cluster", "commands": RUNNING}
+STAGE: Final[dict[str, Any]] = {"group": "Cluster", "commands": (*RUNNING, "worker")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class EngineOptions:
         "Where the model runs; auto takes an NVIDIA GPU if the whole model fits in one, and the CPU otherwise and "
         "for models below a gigabyte.",
         effective=lambda engine: engine.backend.name,
-        **ENGINE,
+        group="Engine",
+        commands=(*PLANNING, "worker"),
     )
     threads: int | None = option(
         None,
@@ -51,7 +54,7 @@ class EngineOptions:
         "CPU threads.",
         unset="every core that this process may use",
         group="Engine",
-        commands=(*PLANNING, "trace record", "imatrix"),
+        commands=(*PLANNING, "trace record", "imatrix", "worker"),
         effective=lambda engine: engine.options.thread_count,
     )
     context: int | None = option(
@@ -113,7 +116,8 @@ class EngineOptions:
         file(),
         "A GGUF file with the draft block.",
         unset="the model's own, or the file beside it",
-        **ENGINE,
+        group="Engine",
+        commands=(*PLANNING, "worker"),
     )
     memory: str | int | None = option(
         "auto",
@@ -164,6 +168,48 @@ class EngineOptions:
     )
     trace: Path | None = option(
         None, file(), "Record to this file which experts are asked for.", unset="nowhere", **READING
+    )
+    cluster: str | None = option(
+        None,
+        text(),
+        "HOST:PORT of this machine where workers join (penstock worker): they run the other layers.",
+        unset="this machine alone",
+        **CLUSTER,
+    )
+    stages: int = option(
+        2, whole(1, 64), "Machines that the layers are spread over, this one included.", **CLUSTER
+    )
+    layers: str = option(
+        "auto",
+        choice("auto", "FIRST:END", also=r"\d+:\d+"),
+        "Layers that this machine runs, such as 0:21; auto: by the machines' memory and speed.",
+        **STAGE,
+    )
+    secret: Path | None = option(
+        None,
+        file(),
+        "The file with the secret that all machines of a cluster know.",
+        unset="~/.config/penstock/cluster.secret, made when it is first needed",
+        **STAGE,
+    )
+    interface: str | None = option(
+        None,
+        text(),
+        "The address of this machine that the other stages reach it by.",
+        unset="the one that the control connection has",
+        **STAGE,
+    )
+    boundary: str = option(
+        "bf16",
+        choice("bf16", "f32"),
+        "How numbers cross from stage to stage; f32 gives the very bits that one machine gives.",
+        **CLUSTER,
+    )
+    cluster_timeout: float = option(
+        20.0,
+        number(1, 3600, "a number of seconds from 1 to 3,600"),
+        "Seconds of silence after which a stage counts as lost.",
+        **CLUSTER,
     )
 
     def __post_init__(self) -> None:

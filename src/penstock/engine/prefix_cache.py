@@ -209,7 +209,7 @@ class PrefixCache:
 
 def _usable(idle: _Idle, prompt: Sequence[int]) -> int:
     """How many of the prompt's tokens the session has read, or can rewind to; CHANGED if it cannot."""
-    common = common_length(idle.tokens, prompt[:-1])
+    common = 0 if idle.session.lost else common_length(idle.tokens, prompt[:-1])
     if len(idle.tokens) - common <= idle.session.max_rewind:
         return common
     return CHANGED if common >= MIN_PREFIX else 0

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -10,7 +10,8 @@ from penstock.engine.constraint import Constraint
 from penstock.engine.prefix_cache import Match
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
-from penstock.engine.speculation import Speculator
+from penstock.engine.speculation import Speculator, StepWatch
+from penstock.engine.stepping import Begun
 from penstock.engine.steps import Generation, Step
 from penstock.errors import PenstockError
 
@@ -99,7 +100,8 @@ class PrefixWait:
     length: int
 
     def is_coming(self, slots: "list[Slot]") -> bool:
-        return self.slot in slots and self.slot.prefilling and self.slot.session.position < self.length
+        read = self.slot.session.position - self.slot.ahead
+        return self.slot in slots and self.slot.prefilling and read < self.length
 
 
 class Slot:
@@ -114,6 +116,8 @@ class Slot:
         self.pending = request.tokens[self.cached :]
         self.prefilling = True
         self.resumed = request.preempted is not None
+        self.ahead = 0  # of the pending tokens, those in steps that are under way
+        self.stops = False  # the latest of these steps ends where the session is to be kept
         self.begun = time.monotonic()
         self.speculator: Speculator | None = None  # from when it decodes
         self.verified: list[Step] = []  # what a step with drafts gave
@@ -157,7 +161,8 @@ class Slot:
 
     def next_cut(self, checkpoints: bool) -> int:
         """The position up to which may be read before the session is worth keeping, or scoring goes on."""
-        position, end = self.session.position, self.session.position + len(self.pending)
+        position = self.session.position
+        end = position + len(self.pending) - self.ahead
         cuts = [end]
         cuts += [cut for cut in (self.request.shared, self.request.scored) if position < cut < end]
         if checkpoints:
@@ -186,3 +191,11 @@ class Work(NamedTuple):
     def rows(self) -> int:
         """How many of its last rows have logits."""
         return len(self.ids) if self.scores or self.drafts else int(self.wants)
+
+
+class UnderWay(NamedTuple):
+    """A step that has begun."""
+
+    work: Sequence[Work]
+    begun: Begun
+    watch: StepWatch

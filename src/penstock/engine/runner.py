@@ -1,38 +1,58 @@
-"""Who runs steps: the model in this process.  Several machines would be another runner, and nobody would notice."""
+"""Who runs steps: the model in this process, or several machines (`penstock.cluster`), which nobody notices."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.backend.base import Backend, Logits
+from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
 from penstock.errors import OptionError
 from penstock.model import architecture
+from penstock.model.base import Architecture
 from penstock.storage.plan import Plan
-from penstock.storage.storage import open_storage
+from penstock.storage.storage import Storage, open_storage
 from penstock.weights.checkpoint import Checkpoint
+
+Pending = Callable[[], Logits]
 
 
 class Runner(ABC):
     """Runs steps over the sequences in `states`.  Used by one thread at a time."""
 
     states: StatePool
+    model: Architecture  # what this process has of it
+    storage: Storage  # where its weights are
+    depth = 1  # steps that can be under way at the same time
 
-    @abstractmethod
     def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
         """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed.  progress:
         see `Architecture.forward`."""
+        return self.begin(step, progress)()
 
     @abstractmethod
+    def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Pending:
+        """Begins a step; calling the result waits for its logits, as `run` gives them.  Up to `depth` steps may be
+        under way, over different sequences."""
+
     def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
         """Of each sequence's tokens in the step the first so many become part of its state (None: all).  At most
-        `max_rewind` may be left out: drafts that were not accepted."""
+        `max_rewind` may be left out: drafts that were not accepted.
 
-    @abstractmethod
+        A step that wants no logits may be committed while it is under way, and its sequences may be in the next
+        one; if it fails then, their states are lost (`StatePool.lost`)."""
+        for number, slot in enumerate(step.slots):
+            start, stop = step.starts[number], step.starts[number + 1]
+            count = stop - start if kept is None else kept[number]
+            if not 0 <= stop - start - count <= self.states.layout.max_rewind:
+                raise OptionError(f"{count} of {stop - start} tokens cannot be kept")
+            self.states.commit(slot, int(step.positions[start]) + count)
+
     def discard(self, step: Step) -> None:
         """The sequences are as they were before the step."""
+        for slot in step.slots:
+            self.states.discard(slot)
 
     @abstractmethod
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
@@ -53,6 +73,10 @@ class Runner(ABC):
     def announce(self, tokens: Sequence[int]) -> None:
         """These tokens will probably be in the next step."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """The weights leave memory; sequences stay."""
+
 
 class LocalRunner(Runner):
     """The whole model, with its weights in this process's memory as the plan says."""
@@ -67,7 +91,7 @@ class LocalRunner(Runner):
         fingerprint: Callable[[], str],
         progress: Callable[[int, int], None],
     ):
-        self.backend, self.states = backend, states
+        self.checkpoint, self.backend, self.states = checkpoint, backend, states
         self._files = checkpoint.files
         described = architecture(checkpoint.config)
         self.storage = open_storage(
@@ -96,24 +120,22 @@ class LocalRunner(Runner):
             self.storage.close()  # nothing may be read to memory that goes away
             raise
 
-    def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
-        self.storage.begin_step()
-        hidden = self.model.forward(step, progress=progress)
-        logits = self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
+    def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Pending:
+        hidden = self.forward(step, progress=progress)
+        logits = self.logits(hidden, step)
         self.backend.check()
-        return logits
+        return lambda: logits
 
-    def commit(self, step: Step, kept: Sequence[int] | None = None) -> None:
-        for number, slot in enumerate(step.slots):
-            start, stop = step.starts[number], step.starts[number + 1]
-            count = stop - start if kept is None else kept[number]
-            if not 0 <= stop - start - count <= self.states.layout.max_rewind:
-                raise OptionError(f"{count} of {stop - start} tokens cannot be kept")
-            self.states.commit(slot, int(step.positions[start]) + count)
+    def forward(
+        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+    ) -> Array:
+        """See `Architecture.forward`."""
+        self.storage.begin_step()
+        return self.model.forward(step, hidden, progress)
 
-    def discard(self, step: Step) -> None:
-        for slot in step.slots:
-            self.states.discard(slot)
+    def logits(self, hidden: Array, step: Step) -> Logits:
+        """Of what `forward` gave."""
+        return self.model.logits(hidden, step) if len(step.logits) else np.empty((0, 0), np.float32)
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         logits = self.model.draft_logits(slot, position, token)

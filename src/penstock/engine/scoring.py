@@ -15,7 +15,7 @@ MAX_ROWS: Final = 64  # that are scored in a step
 
 def score_rows(engine: Engine) -> int:
     """How many rows are scored in a step."""
-    return min(MAX_ROWS, engine.logit_rows)
+    return min(MAX_ROWS, engine.stepper.logit_rows)
 
 
 def score_prompt(work: Work, logits: NDArray[np.float32] | None) -> Scored | Failed | None:

@@ -48,6 +48,11 @@ class Session:
         return list(self._tokens)
 
     @property
+    def lost(self) -> bool:
+        """Whether what it remembered went with a machine that is away; feeding it reads its tokens again first."""
+        return self.position > 0 and self.state.pool.lost(self.state.slot)
+
+    @property
     def max_rewind(self) -> int:
         """How many tokens can be taken back now.  All of them can always be."""
         return self.position - self.state.floor
@@ -74,7 +79,7 @@ class Session:
 
     def fork(self) -> "Session":
         """An independent session with the same past."""
-        self.engine.settle(self)
+        self.engine.loader.settle(self.state.slot)
         copy = Session(self.engine, self.state.fork(), self._tokens)
         copy.last_logits = None if self.last_logits is None else self.last_logits.copy()
         return copy
@@ -86,9 +91,21 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
-        self.engine.settle(self)
+        self.engine.loader.settle(self.state.slot)
         logits = None if self.last_logits is None else np.asarray(self.last_logits)
         return Snapshot(self._tokens, self.state, logits)
+
+    def _retreat(self, position: int) -> None:
+        """What it remembered of the rest is lost."""
+        if position < self.position:
+            self.state.position = self.state.floor = position
+            del self._tokens[position:]
+            self.last_logits = None
+
+    def _resume(self, tokens: Sequence[int]) -> None:
+        """It stands where it stood, though what it remembered has yet to be made again."""
+        self._tokens = list(tokens)
+        self.state.position = self.state.floor = len(tokens)
 
     def _advance(self, ids: Sequence[int], left_out: int = 0) -> None:
         """left_out: drafts that were read too, and do not count"""

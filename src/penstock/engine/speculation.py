@@ -17,6 +17,7 @@ from penstock.backend.state import DRAFTS
 from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
 from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.session import Session
+from penstock.engine.stepping import Stepper
 from penstock.engine.steps import Generation, Step
 
 MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
@@ -34,6 +35,19 @@ class Spent(NamedTuple):
     seconds: float
     fetched: float = 0.0
     waited: float = 0.0
+
+
+class StepWatch:
+    """How long a step takes, from now on, and what it waits for."""
+
+    def __init__(self, stepper: Stepper):
+        self._stepper, self._waits, self._begin = stepper, stepper.waits, time.perf_counter()
+
+    def spent(self, since: float = 0.0) -> Spent:
+        """since: when the step before it was over, if that was later than this one's beginning"""
+        seconds = time.perf_counter() - max(self._begin, since)
+        fetched, waited = self._stepper.waits
+        return Spent(seconds, max(0, fetched - self._waits[0]), max(0.0, waited - self._waits[1]))
 
 
 class Tally:
@@ -173,7 +187,9 @@ class Speculator:
     ) -> tuple[str, list[Draft]]:
         """A single draft tells whether it is worth more."""
         if not drafter.free:
-            session.engine.settle(session)  # what has waited since the last time is not this draft's cost
+            session.engine.loader.settle(
+                session.state.slot
+            )  # what has waited since the last time is not this draft's cost
             begin = time.perf_counter()
             drafts = drafter.propose(session, token, 1, 0.0)
             self._shared.asked(drafter.name, len(drafts), time.perf_counter() - begin)
@@ -185,7 +201,7 @@ class Speculator:
         """Drafts that cost time; those that turn out to be unlikely are left out."""
         shared = self._shared
         if shared.idle[drafter.name] > RESTS:
-            session.engine.settle(session)
+            session.engine.loader.settle(session.state.slot)
         begin = time.perf_counter()
         row = shared.costs.at(rows + 1) - shared.costs.at(rows)
         each = shared.costs.at(rows) / rows  # what a token costs otherwise

@@ -49,7 +49,8 @@ class Source:
         with self._client.stream(
             "GET", direct or self._hub, headers=headers, timeout=service.TIMEOUT, follow_redirects=True
         ) as response:
-            if direct is not None and response.status_code in _EXPIRED:
+            elsewhere = direct is not None or response.history  # the hub itself has let us pass
+            if elsewhere and response.status_code in _EXPIRED:
                 self._direct = None
                 raise Interrupted(f"the address of the file has expired ({response.status_code})")
             if response.status_code in _AGAIN:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from penstock.machine.kernel_files import PROC, text
@@ -28,27 +29,36 @@ class MeasuredOnce:
         self._told = False
 
     def numbers(
-        self, item: str, count: int, measure: Callable[[], list[float]], rounds: int = 1
+        self,
+        item: str,
+        count: int,
+        measure: Callable[[], list[float]],
+        *,
+        rounds: int = 1,
+        holds: Callable[[list[float]], bool] = lambda _: True,
     ) -> list[float]:
         """`count` numbers, all of which are better if they are smaller.
 
-        rounds: how often they are measured, where the fastest is what the machine can do by itself: others come and
-        go, and are not always seen."""
+        rounds: how often they are measured, where no single time is to be trusted; the one in the middle counts
+        holds: whether what is noted is still so, where that can change
+        """
         key = f"{self._machine} {item}"
         here = (notes_path(self._name), key, self._again)
         if here in _HERE:
             return _HERE[here]
         known, busy_trials = _noted(recall(self._name).get(key), count)
         if known and not self._again and not 0 < busy_trials < TRIALS:
-            return known
+            if holds(known):
+                _HERE[here] = known
+                return known
+            known = []
         if not self._told:
             self._say(NOTICE)
             self._told = True
         others = _Others()
-        taken = [measure() for _ in range(rounds)]
+        found = [median(each) for each in zip(*(measure() for _ in range(rounds)), strict=True)]
         if known and busy_trials:
-            taken.append(known)
-        found = [min(each) for each in zip(*taken, strict=True)]
+            found = [min(pair) for pair in zip(found, known, strict=True)]
         trials = busy_trials + 1 if others.share() > BUSY else 0
         remember(self._name, key, {"numbers": found, "busy_trials": trials})
         _HERE[here] = found

@@ -4,11 +4,12 @@ import ctypes
 import mmap
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.machine import macos
 
-FILLED: Final = 64 << 20  # bytes that are made memory to see how long that takes
+PIECE: Final = 64 << 20  # bytes that are made memory to see how long that takes
+PATIENCE: Final = 1.0  # seconds for all of them
 # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of glibc's malloc.h.
 MALLOC_OPTIONS: Final = {-3: 256 << 10, -1: 1 << 20, -8: 4}
 
@@ -28,13 +29,30 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
     return memory
 
 
-def filling_seconds() -> float:
-    """Seconds that a byte of such memory takes to become real, now: little on a machine with free memory, much where
-    the system has to look for large pages first."""
-    memory, begin = reserve(FILLED, large=True), time.perf_counter()
-    for start in range(0, FILLED, mmap.PAGESIZE):
-        memory[start] = 1
-    return (time.perf_counter() - begin) / FILLED
+class Filling(NamedTuple):
+    """Seconds that a byte of new memory takes to become real: on the whole, and at best and at worst."""
+
+    usual: float
+    quickest: float
+    slowest: float
+
+
+def measure_filling(nbytes: int) -> Filling:
+    """As memory is now, for a program that will need so many bytes of it; they are filled, for a second at most.
+
+    What was in use a moment ago is there at once.  What was free for longer the host of a virtual machine has taken
+    back, and page by page it then comes ten times as slowly."""
+    nbytes = max(PIECE, nbytes // PIECE * PIECE)
+    memory, begin = reserve(nbytes, large=True), time.perf_counter()
+    pieces: list[float] = []  # seconds of a byte
+    while len(pieces) * PIECE < nbytes and time.perf_counter() < begin + PATIENCE:
+        start, before = len(pieces) * PIECE, time.perf_counter()
+        for page in range(start, start + PIECE, mmap.PAGESIZE):
+            memory[page] = 1
+        pieces.append((time.perf_counter() - before) / PIECE)
+    memory.close()
+    rest = nbytes - len(pieces) * PIECE  # as slow as it was at the end
+    return Filling((sum(pieces) * PIECE + rest * pieces[-1]) / nbytes, min(pieces), max(pieces))
 
 
 def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:

@@ -12,6 +12,7 @@ from penstock.backend.state import StateLayout, StatePool, Step
 from penstock.storage.dense import DenseWeights
 from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.config import ModelConfig
 
 
 class Architecture(ABC):
@@ -30,6 +31,11 @@ class Architecture(ABC):
     @abstractmethod
     def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int) -> int:
         """Working memory of a step with so many rows."""
+
+    @staticmethod
+    @abstractmethod
+    def boundary(config: ModelConfig) -> tuple[int, ...]:
+        """The shape of what one slice hands to the next for each row, in float32."""
 
     @classmethod
     @abstractmethod

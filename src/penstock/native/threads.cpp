@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(PS_LINUX)
 #include <sys/syscall.h>
@@ -66,19 +67,38 @@ i64 time_without_core() {
     return -1;
 }
 
+// Nanoseconds of a core that a clock of the processor's time has seen; 0 of a thread that is gone.
+i64 core_time(clockid_t clock) {
+    timespec time = {};
+    if (clock_gettime(clock, &time)) return 0;
+    return static_cast<i64>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+clockid_t clock_of_this_thread() {
+    clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
+#if defined(PS_LINUX)
+    pthread_getcpuclockid(pthread_self(), &clock);  // by its number, so that others may look at it
+#endif
+    return clock;
+}
+
 // For a helper who shares its core with another program: it is the one everybody else waits for, again and again.  So it
 // stays away for a while, and for longer each time it comes back to the same.
 class Bench {
   public:
-    // To be called when others had to wait for this helper.  Threads of this program that read files also take a core
-    // now and then, for moments: what counts is whether somebody had a good part of it since the last call.
-    void consider() {
+    // To be called when others had to wait for this helper.  beside: what all threads of this program have had of cores
+    // that do not compute.  Those that read files take a core from a helper too, the more so where the memory that they
+    // read to is new, and now and then a helper waits behind its caller; both are over sooner than it would come back.
+    // What counts is whether somebody else had a good part of the core, over a while.
+    void consider(i64 beside) {
         const auto now = Clock::now();
-        const i64 waited = time_without_core(), lost = waited - waited_;
+        if (now - asked_ < A_WHILE) return;
+        const i64 waited = time_without_core(), lost = waited - waited_ - std::max<i64>(0, beside - beside_);
         const i64 passed = std::chrono::nanoseconds(now - asked_).count();
         waited_ = waited;
+        beside_ = beside;
         asked_ = now;
-        if (lost < LATE || lost < passed / 4) return;
+        if (lost < passed / 4) return;
         span_ = now - back_ < 2 * span_ ? std::min<std::chrono::milliseconds>(2 * span_, LONGEST) : SHORTEST;
         std::this_thread::sleep_for(span_);
         asked_ = back_ = now + span_;
@@ -86,9 +106,8 @@ class Bench {
 
   private:
     using Clock = std::chrono::steady_clock;
-    static constexpr i64 LATE = 1'000'000;  // nanoseconds
-    static constexpr std::chrono::milliseconds SHORTEST{5}, LONGEST{160};
-    i64 waited_ = time_without_core();
+    static constexpr std::chrono::milliseconds A_WHILE{30}, SHORTEST{5}, LONGEST{160};
+    i64 waited_ = time_without_core(), beside_ = 0;
     std::chrono::milliseconds span_ = SHORTEST;
     Clock::time_point asked_ = Clock::now(), back_{};
 };
@@ -108,6 +127,7 @@ class Pool {
         }
         const i64 helpers = std::min({threads - 1, pieces - 1, MAX_HELPERS});
         while (started_ < helpers && start()) started_++;
+        caller_.store(clock_of_this_thread(), std::memory_order_relaxed);
         ticket_.store(static_cast<u64>(job_) << 32 | NO_PIECE);
         body_.store(body, std::memory_order_release);
         context_.store(context, std::memory_order_release);
@@ -166,6 +186,7 @@ class Pool {
 #if defined(PS_LINUX)
         ids_[number].store(static_cast<int>(syscall(SYS_gettid)));  // gettid itself is younger than some systems
 #endif
+        clocks_[number].store(clock_of_this_thread(), std::memory_order_relaxed);
         Bench bench;
         u32 seen = 0;
         auto changed = [&] { return static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32) != seen; };
@@ -178,8 +199,16 @@ class Pool {
             }
             seen = static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32);
             if (number < helpers_.load(std::memory_order_relaxed)) drain(seen, &holds_[number]);
-            if (rescued_[number].exchange(false, std::memory_order_relaxed)) bench.consider();
+            if (rescued_[number].exchange(false, std::memory_order_relaxed)) bench.consider(beside());
         }
+    }
+
+    // What threads of this program that do not compute have had of cores so far, in nanoseconds.
+    i64 beside() const {
+        i64 computing = core_time(caller_.load(std::memory_order_relaxed));
+        for (const auto& clock : clocks_)
+            if (const clockid_t of = clock.load(std::memory_order_relaxed)) computing += core_time(of);
+        return core_time(CLOCK_PROCESS_CPUTIME_ID) - computing;
     }
 
     bool start() {
@@ -234,6 +263,7 @@ class Pool {
     std::atomic<u32> holds_[MAX_HELPERS] = {};
     std::atomic<bool> rescued_[MAX_HELPERS] = {};
     std::atomic<int> ids_[MAX_HELPERS] = {};
+    std::atomic<clockid_t> caller_{CLOCK_THREAD_CPUTIME_ID}, clocks_[MAX_HELPERS] = {};  // 0: not started
     u32 job_ = 0;
 
     alignas(64) std::atomic<u64> ticket_{0};

@@ -87,7 +87,7 @@ class LoadedDense(DenseWeights):
     ):
         super().__init__(checkpoint, backend)
         self.reader, self.slice_head = reader, slice_head
-        self.order = [block for block in block_order(checkpoint) if block in streamed]
+        self.order = [block for block in checkpoint.blocks if block in streamed]
         self.stall_seconds, self.bytes_read = 0.0, 0
         self._weights: dict[str, list[DeviceWeight]] = {}
         self._bundles: dict[str, Bundle] = {}
@@ -230,12 +230,6 @@ class LoadedDense(DenseWeights):
 
     def stats(self) -> dict[str, float]:
         return {"dense_stall_seconds": self.stall_seconds, "dense_bytes_read": self.bytes_read}
-
-
-def block_order(checkpoint: Checkpoint) -> list[str]:
-    """Blocks in the order in which a token passes through them."""
-    blocks = [f"blk.{number}" for number in range(checkpoint.config.layer_count)]
-    return [*blocks, "mtp.0"] if checkpoint.has_mtp else blocks
 
 
 def slices(info: TensorInfo) -> list[Bundle]:

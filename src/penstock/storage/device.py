@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from penstock.backend.base import Array, Bytes, DeviceBackend, DeviceWeight, ExpertStack, SlicedWeight
 from penstock.storage.bundle import Bundle
-from penstock.storage.dense import HEAD, DenseWeights, block_order
+from penstock.storage.dense import HEAD, DenseWeights
 from penstock.storage.reader import Reader
 from penstock.storage.source import PARTS
 from penstock.storage.store import ExpertStore, Lease, ResidentLease
@@ -40,7 +40,7 @@ class DeviceExperts(ExpertStore):
         used = checkpoint.config.experts_used
         self._stacks: dict[str, ExpertStack] = {}
         self._infos: dict[str, list[list[TensorInfo]]] = {}
-        for block in block_order(checkpoint):
+        for block in checkpoint.blocks:
             self._infos[block] = expert_infos(checkpoint, block)
             self._stacks[block] = backend.expert_stack(self._infos[block], used)
         self._leases = {block: ResidentLease(stack) for block, stack in self._stacks.items()}

@@ -6,7 +6,7 @@ from typing import Any, Final
 from penstock.backend.base import DeviceBackend
 from penstock.errors import BudgetError
 from penstock.sizes import write_amount
-from penstock.storage.dense import HEAD, block_order
+from penstock.storage.dense import HEAD
 from penstock.storage.device import expert_infos
 from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.weights.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ def plan_for_device(
     config = checkpoint.config
     dense, stored = dense_bytes(checkpoint, backend)
     used = config.experts_used
-    stacks = {block: expert_infos(checkpoint, block) for block in block_order(checkpoint)}
+    stacks = {block: expert_infos(checkpoint, block) for block in checkpoint.blocks}
     experts = {block: backend.stack_bytes(infos, used) for block, infos in stacks.items()}
     weights = backend.program_bytes + SLACK + dense + sum(experts.values())
     shortest = context or min(RESERVED, config.context_length)

@@ -91,7 +91,7 @@ class Layout:
 
 def layouts_of(source: ExpertSource) -> list[Layout]:
     """One for each block but the draft's."""
-    blocks = source.blocks[: source.checkpoint.config.layer_count]
+    blocks = source.blocks[: len(source.checkpoint.layers)]
     return [Layout.of(block, source.infos(source.key(block, 0))) for block in blocks]
 
 

@@ -70,11 +70,17 @@ def _is_here(address: int) -> bool | None:
 
 
 class Bringing:
-    """Touches mapped files from their beginning to their end, so that they are read at the disk's pace and not page
-    by page where a layer waits for them.  Through the mapping, because only so they come in large pages."""
+    """Touches stretches of mapped files from one end to the other, so that they are read at the disk's pace and not
+    page by page where a layer waits for them.  Through the mapping, because only so they come in large pages."""
 
-    def __init__(self, files: Sequence[MappedFile]):
-        self._windows = iter([(file, start) for file in files for start in range(0, file.size, WINDOW)])
+    def __init__(self, extents: Sequence[tuple[MappedFile, int, int]]):
+        self._windows = iter(
+            [
+                (file, start, min(WINDOW, end - start))
+                for file, first, end in extents
+                for start in range(first, end, WINDOW)
+            ]
+        )
         self._lock, self._stopped = threading.Lock(), False
         self._threads = [
             threading.Thread(target=self._bring, name="penstock-bring", daemon=True) for _ in range(THREADS)
@@ -85,10 +91,10 @@ class Bringing:
     def _bring(self) -> None:
         while not self._stopped:
             with self._lock:
-                file, start = next(self._windows, (None, 0))
+                file, start, length = next(self._windows, (None, 0, 0))
             if file is None:
                 return
-            _touch(file, start, WINDOW)
+            _touch(file, start, length)
 
     def stop(self) -> None:
         """Waits for the windows under way."""

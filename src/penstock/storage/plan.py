@@ -18,7 +18,7 @@ from penstock.errors import BudgetError
 from penstock.machine.memory import Memory
 from penstock.sizes import write_amount
 from penstock.storage.bundle import Bundle
-from penstock.storage.dense import BUFFERS, EMBEDDING, HEAD, block_of, block_order, slices
+from penstock.storage.dense import BUFFERS, EMBEDDING, HEAD, block_of, slices
 from penstock.storage.source import ExpertSource
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.layout import Role
@@ -108,9 +108,11 @@ class Sizes:
             elif role is not Role.ROUTED and name not in (EMBEDDING, HEAD) and len(info.shape) > 1:
                 matrices.setdefault(block_of(name), []).append(info)
         self.blocks = Counter({block: Bundle.of(infos).nbytes for block, infos in matrices.items()})
-        self.head = Bundle.of([checkpoint.index[HEAD]]).nbytes
-        self.slices = BUFFERS * max(part.nbytes for part in slices(checkpoint.index[HEAD]))
-        self.order = [block for block in block_order(checkpoint) if block in self.blocks]
+        self.head = self.slices = 0
+        if checkpoint.is_last:
+            self.head = Bundle.of([checkpoint.index[HEAD]]).nbytes
+            self.slices = BUFFERS * max(part.nbytes for part in slices(checkpoint.index[HEAD]))
+        self.order = [block for block in checkpoint.blocks if block in self.blocks]
 
     @property
     def dense(self) -> int:

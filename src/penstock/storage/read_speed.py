@@ -1,6 +1,5 @@
 """How fast a model's experts come from its disk: one alone, and many in a row, read as the engine reads them."""
 
-import os
 import random
 import time
 from collections import deque
@@ -22,12 +21,18 @@ from penstock.storage.source import ExpertSource
 from penstock.storage.store import ready_expert
 
 ONE_BY_ONE: Final = 12  # experts
-ROUNDS: Final = 10  # of many in a row; the best counts: a disk that others use is slower and never faster
+ROUNDS: Final = 10  # of many in a row
+GOOD: Final = (
+    3  # the third best of them counts: a disk is slower while others use it, and hardly ever at its best
+)
+FEW_ROUNDS: Final = 3  # that tell whether it is still so
+AGREES: Final = 1.4  # times as fast or as slow, beyond which it is not
+LAYER: Final = 1e-9  # seconds that a layer works for each byte of an expert
 PAUSE: Final = 0.05  # seconds between two of them, so that not all fall in the same moment
 SECONDS: Final = 0.08  # of a round
 IN_FLIGHT: Final = 12
 SHORTEST: Final = 1e-15  # seconds of a byte
-MOST_BYTES: Final = 256 << 20  # of memory for them
+MOST_BYTES: Final = 128 << 20  # of memory for them
 
 
 class ReadSpeed(NamedTuple):
@@ -53,39 +58,53 @@ def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> R
     size, pieces = source.slot_bytes[0], len(source.bundle(0).stretches)
     # Numbers of devices are given anew at every start, so the file system and the size have to agree too.
     item = f"disk {disk.device} {disk.filesystem} {disk.size}, {pieces} pieces of {size}"
-    by_byte, *others = notes.numbers(item, 4, lambda: measure_reads(source, backend))
+    by_byte, *others = notes.numbers(
+        item, 4, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
+    )
     return ReadSpeed(1 / max(by_byte, SHORTEST), *others)
+
+
+def still_reads(source: ExpertSource, by_byte: float) -> bool:
+    """Whether a byte takes about as long as it did.  Disks of virtual machines change from hour to hour, and a file
+    that its host has read once comes faster."""
+    buffers, requests = _buffers(source, IN_FLIGHT), experts_at_random(source)
+    with closing(Reader()) as reader:
+        stream(reader, buffers, requests, 0.0)
+        now = 1 / max(stream(reader, buffers, requests, SECONDS) for _ in range(FEW_ROUNDS))
+    return by_byte / AGREES < now < by_byte * AGREES
+
+
+def _buffers(source: ExpertSource, count: int) -> list[Bytes]:
+    size = max(source.slot_bytes)
+    count = max(1, min(count, MOST_BYTES // size))
+    return [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(count)]
 
 
 def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
     """Seconds by the byte, and the other numbers of a `ReadSpeed`."""
-    size = max(source.slot_bytes)
-    count = max(1, min(IN_FLIGHT, MOST_BYTES // size))
-    buffers = [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(count)]
-    requests = experts_at_random(source)
+    buffers, requests = _buffers(source, IN_FLIGHT), experts_at_random(source)
     with closing(Reader()) as reader:
         stream(reader, buffers, requests, 0.0)  # opens files, starts threads, brings memory
         speeds, nbytes, worked = [], 0.0, 0.0
         for _ in range(ROUNDS):
-            begin, before = time.perf_counter(), _processor_seconds()
+            begin, before = time.perf_counter(), time.process_time()
             speeds.append(stream(reader, buffers, requests, SECONDS))
             nbytes += speeds[-1] * (time.perf_counter() - begin)
-            worked += _processor_seconds() - before
+            worked += time.process_time() - before
             time.sleep(PAUSE)
-        speed, delay = max(speeds), worked / nbytes / read_cpu().usable
+        speed, delay = sorted(speeds)[-GOOD], worked / nbytes / read_cpu().usable
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
     seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
     latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
     return [1 / speed, latency, handling, delay]
 
 
-def _processor_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
-
-
 def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") -> tuple[float, float]:
-    """Seconds until a layer has an expert that it waits for, and those of them that this thread worked."""
+    """Seconds until a layer has an expert that it waits for, and those of them that this thread worked.  Before it
+    there is a pause as long as a layer's work on such experts: a disk that had nothing to do begins late."""
+    rested = time.perf_counter() + request.nbytes * LAYER
+    while time.perf_counter() < rested:
+        pass
     begin, worked = time.perf_counter(), time.thread_time()
     reader.wait(reader.submit(list(request.bundle.pieces(reader, buffer.ctypes.data))))
     ready_expert(backend, [request.bundle.weight(info, buffer) for info in request.bundle.infos])

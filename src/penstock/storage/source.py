@@ -18,9 +18,7 @@ class ExpertSource:
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint, self.path = checkpoint, checkpoint.path
         self.experts = checkpoint.config.experts
-        self.blocks = [f"blk.{number}" for number in range(checkpoint.config.layer_count)]
-        if checkpoint.has_mtp:
-            self.blocks.append("mtp.0")
+        self.blocks = checkpoint.blocks
         self._numbers = {block: number for number, block in enumerate(self.blocks)}
         self._bundles: dict[int, Bundle] = {}  # made when first used
 

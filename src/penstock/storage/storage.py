@@ -170,10 +170,10 @@ def open_storage(
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
         dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)
-        files = checkpoint.files
-        fits = sum(file.size for file in files) <= read_memory().room
+        extents = checkpoint.extents()
+        fits = sum(end - start for _, start, end in extents) <= read_memory().room
         learning = Learning(fingerprint(), experts.heat) if learn else None
-        return Storage(plan, dense, experts, bringing=Bringing(files) if fits else None, learning=learning)
+        return Storage(plan, dense, experts, bringing=Bringing(extents) if fits else None, learning=learning)
     reader, counters = Reader(), Counters([BlockCounters() for _ in source.blocks])
     slots = Slots(plan.experts_held + plan.ahead)
     if policy == "auto":

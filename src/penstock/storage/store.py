@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, DeviceExpert, ExpertTable
-from penstock.storage.dense import block_order
 from penstock.storage.heat import ExpertMap, Heat
 from penstock.storage.source import PARTS
 from penstock.weights.checkpoint import Checkpoint
@@ -83,7 +82,7 @@ class MappedExperts(ExpertStore):
         self.checkpoint, self.backend = checkpoint, backend
         for file in checkpoint.files:
             file.expect_all()
-        experts, blocks = checkpoint.config.experts, block_order(checkpoint)
+        experts, blocks = checkpoint.config.experts, checkpoint.blocks
         self._leases = {block: ResidentLease(backend.expert_table(experts)) for block in blocks}
         self._described = {block: np.zeros(experts, bool) for block in blocks}  # are in the block's table
         self.heat = Heat(blocks, experts)

@@ -33,9 +33,9 @@ class Usage:
     right: float = 0.0  # of them
 
     @property
-    def guesses_right(self) -> float:
-        """The share; 0 where too few were made to tell."""
-        return self.right / self.guesses if self.guesses >= ENOUGH_GUESSES else 0.0
+    def guesses_right(self) -> float | None:
+        """The share; None where too few were made to tell."""
+        return self.right / self.guesses if self.guesses >= ENOUGH_GUESSES else None
 
     @property
     def tells(self) -> bool:

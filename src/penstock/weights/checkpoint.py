@@ -7,7 +7,7 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import ModelFormatError
 from penstock.weights.config import LayerConfig, ModelConfig
@@ -15,6 +15,8 @@ from penstock.weights.files import MappedFile
 from penstock.weights.layout import Role, TensorPlan, draft_tensors, layer_tensors, root_tensors
 from penstock.weights.tensor import TensorInfo, Weight, check_usable
 from penstock.weights.types import I32, I64
+
+APART: Final = 1 << 20  # bytes between tensors that are not read together
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Checkpoint:
     index: dict[str, TensorInfo]
     unused: dict[str, TensorInfo]
     draft: str | None  # "MTP", or "DSpark" (recognised, not used)
+    part: range | None = None  # of layers, if it is not the whole model: see `slice`
 
     @property
     def has_mtp(self) -> bool:
@@ -40,6 +43,54 @@ class Checkpoint:
         draft = {name: info for name, info in self.index.items() if name.startswith("mtp.")}
         index = {name: info for name, info in self.index.items() if name not in draft}
         return replace(self, index=index, unused=self.unused | draft, draft=None)
+
+    @property
+    def layers(self) -> range:
+        """The layers that are here."""
+        return range(self.config.layer_count) if self.part is None else self.part
+
+    @property
+    def blocks(self) -> list[str]:
+        """What is here, in the order in which a token passes through it: layers, and the draft block."""
+        return [*(f"blk.{number}" for number in self.layers), *(["mtp.0"] if self.has_mtp else [])]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the last layer is here, and with it the head and the draft block."""
+        return self.layers.stop == self.config.layer_count
+
+    def slice(self, layers: range) -> "Checkpoint":
+        """Some layers of the model: the first ones with the embedding, the last ones with head and draft block."""
+        if not 0 <= layers.start < layers.stop <= self.config.layer_count:
+            raise ValueError(
+                f"layers [{layers.start}, {layers.stop}) of a model with {self.config.layer_count}"
+            )
+        last = layers.stop == self.config.layer_count
+
+        def is_here(name: str) -> bool:
+            first, _, rest = name.partition(".")
+            if first == "blk":
+                return int(rest.partition(".")[0]) in layers
+            if first == "token_embd":  # the draft block embeds too
+                return layers.start == 0 or (last and self.has_mtp)
+            return last
+
+        index = {name: info for name, info in self.index.items() if is_here(name)}
+        return replace(self, index=index, draft=self.draft if last else None, part=layers)
+
+    def extents(self) -> list[tuple[MappedFile, int, int]]:
+        """Where in the files its tensors lie: (file, first byte, end).  What is near each other is one."""
+        if self.part is None:
+            return [(file, 0, file.size) for file in self.files]
+        found: list[tuple[MappedFile, int, int]] = []
+        infos = [each for info in self.index.values() for each in (info, info.scale) if each is not None]
+        for info in sorted(infos, key=lambda info: (str(info.file.path), info.offset)):
+            file, start, end = info.file, info.offset, info.offset + info.nbytes
+            if found and found[-1][0] is file and start - found[-1][2] < APART:
+                found[-1] = (file, found[-1][1], max(end, found[-1][2]))
+            else:
+                found.append((file, start, end))
+        return found
 
     @property
     def files(self) -> list[MappedFile]:
@@ -78,7 +129,8 @@ def planned_tensors(model: Checkpoint) -> list[TensorPlan]:
     """What this model needs, draft block included if it has one."""
     config, index = model.config, model.index
     plans = list(root_tensors(config))
-    blocks: list[tuple[str, LayerConfig]] = [(f"blk.{n}", layer) for n, layer in enumerate(config.layers)]
+    plans = plans if model.part is None else [plan for plan in plans if plan.name in index]
+    blocks: list[tuple[str, LayerConfig]] = [(f"blk.{n}", config.layers[n]) for n in model.layers]
     if model.has_mtp:
         blocks.append(("mtp.0", config.mtp_layer))
         plans.extend(draft_tensors(config, fused="mtp.0.eh_proj.weight" in index))

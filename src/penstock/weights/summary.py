@@ -36,7 +36,6 @@ def summarise(model: Checkpoint) -> dict[str, Any]:
         by_role[role.value] += info.total_bytes
         by_type[info.kind.name] += info.total_bytes
         parameters += int(np.prod(info.shape)) if role is not Role.HASH_TABLE else 0
-    routed = by_role[Role.ROUTED.value]
     total = sum(by_role.values())
     config = asdict(model.config)
     layers = config.pop("layers")
@@ -48,7 +47,7 @@ def summarise(model: Checkpoint) -> dict[str, Any]:
         "bytes": total,
         "bytes_by_role": dict(by_role.most_common()),
         "bytes_by_type": dict(by_type.most_common()),
-        "streamable": _streamable(model, routed),
+        "streamable": _streamable(model),
         "draft": model.draft,
         "draft_used": model.has_mtp,
         "tokenizer": _tokenizer(model),
@@ -59,7 +58,8 @@ def summarise(model: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _streamable(model: Checkpoint, routed: int) -> dict[str, Any]:
+def _streamable(model: Checkpoint) -> dict[str, Any]:
+    """Without the draft block, which commands leave out."""
     config = model.config
     count = config.layer_count * config.experts
     per_layer = [
@@ -67,7 +67,7 @@ def _streamable(model: Checkpoint, routed: int) -> dict[str, Any]:
         for number in range(config.layer_count)
     ]
     return {
-        "bytes": routed,
+        "bytes": sum(per_layer) * config.experts,
         "experts": count,
         "bytes_per_expert": per_layer[0] if len(set(per_layer)) == 1 else per_layer,
         "bytes_per_token": sum(per_layer) * config.experts_used,

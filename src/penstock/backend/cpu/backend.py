@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import Backend, DeviceExpert, DeviceWeight, Observer
@@ -53,6 +54,9 @@ class CpuBackend(Backend):
 
     def host(self, array: Buffer) -> NDArray[Any]:
         return array.array
+
+    def device(self, array: NDArray[np.float32]) -> Buffer:
+        return Buffer(np.ascontiguousarray(array))
 
     def check(self) -> None:
         check_decoding()

@@ -13,12 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend.base import Choice, Choosing, Chosen, Logits, Sampling
-from penstock.backend.cuda.device import translated
+from penstock.backend.cuda.device import card, translated
 from penstock.backend.cuda.inputs import FLOAT, INT, LONG, VOID, address
-from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.launch import kernel
+from penstock.backend.device_sampling import DeviceSampling
 from penstock.errors import PenstockError
 
 MOST: Final = 32  # rows of a launch
+BLOCKS: Final = 8  # of a row
+FIXED_BYTES: Final = 8488  # of shared memory, besides a block's part of the row: struct Shared
 DOUBLE = ctypes.c_double
 EDIT = np.dtype([("id", "i4"), ("repeated", "i4"), ("add", "f4"), ("pad", "f4"), ("subtract", "f8")])
 CHOSEN = np.dtype([("token", "i4"), ("logit", "f4"), ("highest", "f4"), ("best", "f4"), ("total", "f8")])
@@ -78,24 +81,37 @@ class _Sample(ctypes.Structure):
 
 class SampleRows:
     """choices (struct Choice) of so many rows → chosen (`CHOSEN`), maybe on the host, and tokens int32 [rows];
-    scratch float32 [rows, vocabulary]"""
+    scratch float32 [rows, vocabulary], where `needs_scratch`"""
 
     def __init__(
         self,
         choices: torch.Tensor,
-        scratch: torch.Tensor,
         chosen: torch.Tensor,
         tokens: torch.Tensor,
         rows: int,
+        vocabulary: int,
+        scratch: torch.Tensor | None = None,
     ):
         self._argument = _Sample(
-            address(choices), address(scratch), address(chosen), address(tokens), scratch.shape[1]
+            address(choices), address(scratch), address(chosen), address(tokens), vocabulary
         )
         self._keep, self._rows = (choices, scratch, chosen, tokens), rows
-        self._kernel = module("sample.cu").kernel("sample")
+        self._kernel = kernel(
+            "sample.cu", "sample", FIXED_BYTES if scratch is not None else _shared(vocabulary)
+        )
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(self._rows, 1024, (self._argument,), overlap)
+        self._kernel.launch(self._rows * BLOCKS, 1024, (self._argument,), overlap)
+
+
+def _shared(vocabulary: int) -> int:
+    """Shared memory of each of a row's blocks, which keep their part of it there."""
+    return FIXED_BYTES + 4 * -(-vocabulary // BLOCKS)
+
+
+def needs_scratch(vocabulary: int) -> bool:
+    """Whether a row does not fit in the shared memory of its blocks."""
+    return _shared(vocabulary) > card().shared_limit
 
 
 class Started(Choosing):
@@ -115,11 +131,11 @@ class Started(Choosing):
         return self._owner.result(self)
 
 
-class CudaSampling(Sampling):
+class CudaSampling(DeviceSampling):
     """Rows of the card's logits; those of the host go to `host`."""
 
     def __init__(self, host: Sampling):
-        self._host = host
+        super().__init__(host)
         self._waiting: list[Started] = []
         self._launched: list[Started] = []  # whose results are on their way
         self._lock = threading.Lock()
@@ -183,9 +199,10 @@ class CudaSampling(Sampling):
             host[size : size + len(data)] = data
             self._given[: size + len(data)].copy_(self._here[: size + len(data)], non_blocking=True)
             tokens = torch.empty(len(started), dtype=torch.int32, device="cuda")
-            scratch = self._scratch_of(started[0].row.numel())
+            vocabulary = started[0].row.numel()
+            scratch = self._scratch_of(vocabulary) if needs_scratch(vocabulary) else None
             # Results go straight to the host.
-            SampleRows(self._given, scratch, self._read, tokens, len(started)).launch()
+            SampleRows(self._given, self._read, tokens, len(started), vocabulary, scratch).launch()
             self._done.record()
             self._launched = started
             for each, token in zip(started, tokens.split(1), strict=True):
@@ -218,23 +235,6 @@ class CudaSampling(Sampling):
         if vocabulary not in self._scratch:
             self._scratch[vocabulary] = torch.empty(MOST, vocabulary, device="cuda")
         return self._scratch[vocabulary]
-
-    # ── one question at a time, of the host's logits ──────────────────────────────────────────────────────
-
-    def top(self, logits: Logits) -> tuple[int, float]:
-        return self._host.top(np.asarray(logits))
-
-    def log_sum(self, logits: Logits, highest: float) -> float:
-        return self._host.log_sum(np.asarray(logits), highest)
-
-    def draw(
-        self, logits: Logits, highest: float, temperature: float, top_k: int, top_p: float, min_p: float,
-        chance: float,
-    ) -> int:  # fmt: skip
-        return self._host.draw(np.asarray(logits), highest, temperature, top_k, top_p, min_p, chance)
-
-    def best(self, logits: Logits, count: int) -> NDArray[np.int64]:
-        return self._host.best(np.asarray(logits), count)
 
 
 def _buffers(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,6 +19,7 @@ from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
 from penstock.storage.prefetch import GUESSED_ROWS
 from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.config import ModelConfig
 
 
 class Layer:
@@ -191,7 +192,7 @@ class DeepSeekV4(Architecture):
         checkpoint: Checkpoint, *, kv_dtype: str, context: int, max_rewind: int, layers: range | None = None
     ) -> StateLayout:
         config = checkpoint.config
-        layers = range(config.layer_count) if layers is None else layers
+        layers = checkpoint.layers if layers is None else layers
         draft = checkpoint.has_mtp and layers.stop == config.layer_count
         series = tuple(all_series(config, kv_dtype, layers, draft))
         return StateLayout(series, context, max_rewind, kv_dtype, config.vocab_size)
@@ -199,6 +200,10 @@ class DeepSeekV4(Architecture):
     @staticmethod
     def step_bytes(checkpoint: Checkpoint, backend: Backend, rows: int) -> int:
         return backend.deepseek_v4().step_bytes(backend, checkpoint, rows)
+
+    @staticmethod
+    def boundary(config: ModelConfig) -> tuple[int, ...]:
+        return config.streams, config.hidden
 
     @classmethod
     def build(
@@ -214,5 +219,5 @@ class DeepSeekV4(Architecture):
     ) -> Self:
         description = Description(checkpoint, backend, dense)
         ops = backend.deepseek_v4()(backend, pool)
-        layers = range(checkpoint.config.layer_count) if layers is None else layers
+        layers = checkpoint.layers if layers is None else layers
         return cls(description, ops, pool.layout, experts, layers, prefetch)

@@ -66,7 +66,7 @@ async def properties(request: Request) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": engine.context, "params": _defaults(service)},
         "total_slots": service.settings.parallel,
         "model_alias": service.settings.name,
-        "model_path": str(engine.checkpoint.path),
+        "model_path": str(engine.checkpoint.path.absolute()),
         "chat_template": f"{service.driver.format.name} (built in)",  # no template that a client could run
         "chat_template_caps": CHAT_ABILITIES,
         "modalities": {"vision": False, "audio": False},
@@ -132,9 +132,13 @@ def _sessions(service: Service) -> dict[str, Any]:
 
 def _scheduler(service: Service) -> dict[str, Any]:
     scheduler = service.scheduler
-    names = ("active", "waiting", "steps", "busy_rows", "paused", "engine_seconds")
-    speed = service.prefill_speed.per_second
-    return {**{name: getattr(scheduler, name) for name in names}, "prefill_per_second": speed}
+    counts = ("steps", "busy_rows", "paused", "engine_seconds")
+    return {
+        "active": scheduler.active,
+        "waiting": scheduler.waiting,
+        **{name: getattr(scheduler.loop, name) for name in counts},
+        "prefill_per_second": service.prefill_speed.per_second,
+    }
 
 
 def _defaults(service: Service) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from penstock.errors import (
     BusyError,
+    ClusterError,
     ContextLengthError,
     OptionError,
     PenstockError,
@@ -62,7 +63,7 @@ def api_error(error: PenstockError, path: str = "") -> ApiError:
     message = _without_file(str(error))
     if code == "unavailable":
         logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
-        if "/" in message:
+        if "/" in message or isinstance(error, ClusterError):  # which machines there are is nobody's business
             message = "the server cannot answer this now; its log says why"
     too_long = code == "context_length_exceeded"
     return ApiError(status, message, code=code, param=PROMPTS.get(path, "messages") if too_long else None)

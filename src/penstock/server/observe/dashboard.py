@@ -84,15 +84,16 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
         "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
         "drafts": drafts(stats.get("draft")),
         "memory": memory_by_tier(service, stats),
+        "gpu": _gpu_steps(stats.get("device")),
         "resident": resident_bytes(),
         "queue": {
             "parallel": scheduler.parallel,
             "active": scheduler.active,
             "waiting": scheduler.waiting,
             "most_waiting": scheduler.most_waiting,
-            "steps": scheduler.steps,
-            "rows": scheduler.busy_rows,
-            "engine_seconds": scheduler.engine_seconds,
+            "steps": scheduler.loop.steps,
+            "rows": scheduler.loop.busy_rows,
+            "engine_seconds": scheduler.loop.engine_seconds,
         },
         "slots": [
             {
@@ -113,6 +114,13 @@ def drafts(stats: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     drafted, accepted = (sum(map(sum, stats[name].values())) for name in ("drafted", "accepted"))
     return {"drafted": drafted, "accepted": accepted, "gain": round(stats["gain"], 3)}
+
+
+def _gpu_steps(device: dict[str, Any] | None) -> dict[str, int] | None:
+    """By how they were launched: as a graph that was recorded, or kernel by kernel; None on the CPU."""
+    if device is None:
+        return None
+    return {"repeated": device["steps_repeated"], "launched": device["steps_launched"]}
 
 
 def expert_map(found: ExpertMap | None) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@
 // added in the order written here, whatever the number of rows, so a row's bits do not depend on its neighbours.
 //
 // Instructions for 512 weights (one 16 × 32 operand) in the machine code, against those that four schedulers can issue while memory
-// delivers the weights at 4.5 TB/s (132 SMs, 1.75 GHz): Q8_0 13 of 104, IQ2_XXS 30 of 26, the others in between.  So IQ2_XXS is bound
-// by instructions, and half of its are logic and shifts, which run at half rate.
+// delivers the weights at 4.5 TB/s (132 SMs, 1.75 GHz): Q8_0 13 of 104, IQ2_XXS 30 of 26, the others in between.  Half of IQ2_XXS's are
+// logic and shifts, which run at half rate.
 #pragma once
 
 #include "inputs.cuh"

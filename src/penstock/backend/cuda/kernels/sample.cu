@@ -1,12 +1,12 @@
 // From a row of logits to its next token, as engine/sampling.py chooses it: penalties and bias, what a grammar allows, temperature,
 // top-k, top-p, min-p, one draw; and the log of the sum that log-probabilities are measured by.
 //
-// Floor: 129,280 floats a row, 0.5 MB, in L2; a pass over them takes one block about 5 µs, and there are three for a greedy token and
-// ten more at most.  Weights are the CPU's floats to the bit.  They are added as whole multiples of 2^-44, so no order of adding
-// matters: the same logits and the same chance give the same token.
+// Floor: 129,280 floats a row, 0.5 MB, in L2.  Eight blocks share a row and keep it in their shared memory, so that it is read once and
+// a pass over it takes a microsecond; there are three for a greedy token and up to fifteen.  Weights are the CPU's floats to the bit.
+// They are added as whole multiples of 2^-44, so no order of adding matters: the same logits and the same chance give the same token.
 #include "common.cuh"
 
-constexpr int THREADS = 1024, WARPS = THREADS / WARP;
+constexpr int THREADS = 1024, WARPS = THREADS / WARP, BLOCKS = 8;  // BLOCKS: of a row
 
 struct Edit {
     int id, repeated;  // repeated: the repetition penalty applies
@@ -34,7 +34,7 @@ struct Chosen {
 
 struct Sample {
     const Choice* choices;  // [rows]
-    float* scratch;         // [rows, vocabulary]
+    float* scratch;         // [rows, vocabulary], or null where a row fits in its blocks' shared memory
     Chosen* chosen;         // [rows], perhaps in the host's memory
     int* tokens;            // [rows], of which a step can be made: 0 where there is none
     long long vocabulary;
@@ -67,42 +67,53 @@ PS_DEVICE u64 warp_add(u64 v) {
     return v;
 }
 
-// One block has one row; warp w has the w-th of 32 stretches of neighbours.
-struct Row {
-    int begin, end, warp, lane;
-    u64* scratch;  // [WARPS] in shared memory
+PS_DEVICE void all_blocks() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
 
-    PS_DEVICE u64 add(u64 v) {  // over all threads, known to all
-        v = warp_add(v);
+// What lies at `here` in the shared memory of another block of the row.
+PS_DEVICE u64 shared_of(const u64* here, int block) {
+    u32 there;
+    u64 v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(block));
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(v) : "r"(there) : "memory");
+    return v;
+}
+
+// A block has one of eight stretches of a row's neighbours, warp w the w-th of 32 stretches of that.  Indices count from the block's first.
+struct Row {
+    int begin, end, warp, lane, block, turn;
+    u64* scratch;  // [WARPS] in shared memory
+    u64* slots;    // [2] likewise: what the others may read, by turns
+
+    // Of lane b what block b has; v: the block's own
+    PS_DEVICE u64 of_blocks(u64 v) {
+        turn ^= 1;  // whoever reads the other slot still has not passed this barrier
+        if (threadIdx.x == 0) slots[turn] = v;
+        all_blocks();
+        return lane < BLOCKS ? shared_of(slots + turn, lane) : 0;
+    }
+    PS_DEVICE u64 of_warps(u64 v) {
         __syncthreads();
         if (lane == 0) scratch[warp] = v;
         __syncthreads();
-        return warp_add(scratch[lane]);
+        return scratch[lane];
     }
-    PS_DEVICE u64 highest(u64 v) {
-        v = warp_max(v);
-        __syncthreads();
-        if (lane == 0) scratch[warp] = v;
-        __syncthreads();
-        return warp_max(scratch[lane]);
-    }
+    PS_DEVICE u64 add(u64 v) { return warp_add(of_blocks(warp_add(of_warps(warp_add(v))))); }  // over all threads, known to all
+    PS_DEVICE u64 highest(u64 v) { return warp_max(of_blocks(warp_max(of_warps(warp_max(v))))); }
     // What all warps before this one have together; v: the warp's own, the same in all lanes
     PS_DEVICE u64 before(u64 v) {
-        __syncthreads();
-        if (lane == 0) scratch[warp] = v;
-        __syncthreads();
-        return warp_add(lane < warp ? scratch[lane] : 0);
+        const u64 warps = of_warps(v), blocks = of_blocks(warp_add(warps));
+        return warp_add((lane < warp ? warps : 0) + (lane < block ? blocks : 0));
     }
     PS_DEVICE u64 total(const float* weights) {
         u64 sum = 0;
         for (int i = begin + lane; i < end; i += WARP) sum += fixed(weights[i]);
         return add(sum);
     }
-    // The rank of the best, ~0 if one is NaN
-    PS_DEVICE u64 top(const float* x) {
+    // The rank of the best, ~0 if one is NaN; first: the index of the block's first in the row
+    PS_DEVICE u64 top(const float* x, int first) {
         u64 best = 0;
         for (int i = begin + lane; i < end; i += WARP) {
-            const u64 rank = x[i] != x[i] ? ~0ull : rank_of(x[i], i);
+            const u64 rank = x[i] != x[i] ? ~0ull : rank_of(x[i], first + i);
             best = rank > best ? rank : best;
         }
         return highest(best);
@@ -114,39 +125,76 @@ PS_DEVICE float ranked_value(u64 rank) {
     return bits_float(b & 0x80000000u ? b & 0x7fffffffu : ~b);
 }
 
+// Sums and numbers of weights by eight of their bits: a block's own, and all blocks' together
+struct Histogram {
+    u64 sums[256], counts[256], all_sums[256], all_counts[256];
+    u64 found[3];
+};
+
+struct Shared {
+    Histogram histogram;
+    u64 scratch[WARPS], slots[2];
+};
+static_assert(sizeof(Shared) == 8488, "backend/cuda/sample.py: FIXED_BYTES");
+
+// By one warp: the first bucket from above with which what was wanted is reached, else the last that has any.  The lane that has it says
+// which, and what is wanted of it.
+PS_DEVICE void find_bucket(Histogram& h, int lane, u64 wanted, bool by_mass, u32 prefix, int shift) {
+    const int top = 255 - 8 * lane;
+    u64 own = 0, any = 0;
+    for (int i = 0; i < 8; i++) own += by_mass ? h.all_sums[top - i] : h.all_counts[top - i], any += h.all_counts[top - i];
+    u64 up_to = own;
+    for (int d = 1; d < WARP; d <<= 1) {
+        const u64 other = __shfl_up_sync(ALL, up_to, d);
+        if (lane >= d) up_to += other;
+    }
+    const u32 reach = __ballot_sync(ALL, any && up_to >= wanted), some = __ballot_sync(ALL, any != 0);
+    const int chosen = reach ? __ffs(reach) - 1 : some ? 31 - __clz(some) : 31;
+    if (lane != chosen) return;
+    u64 before = up_to - own;
+    int bucket = 0;
+    for (int i = 0; i < 8; i++) {
+        if (!h.all_counts[top - i]) continue;
+        bucket = top - i;
+        const u64 each = by_mass ? h.all_sums[bucket] : h.all_counts[bucket];
+        if (before + each >= wanted || i == 7) break;
+        bool more = false;
+        for (int j = i + 1; j < 8; j++) more |= h.all_counts[top - j] != 0;
+        if (!more) break;
+        before += each;
+    }
+    h.found[0] = prefix | static_cast<u32>(bucket) << shift;
+    h.found[1] = wanted > before ? wanted - before : 1;
+    h.found[2] = h.all_counts[bucket];
+}
+
 // Sets to zero all but the best weights, ties to the lower index: as few as add up to `mass`, and at most `count`.  Either is
 // reached (both by all together).  The least weight that stays is found by its bits, eight at a time.
-PS_DEVICE void keep_best(Row& row, float* weights, u64 count, u64 mass, bool by_mass, u64* sums, u32* counts, u64* found) {
+PS_DEVICE void keep_best(Row& row, float* weights, u64 count, u64 mass, bool by_mass, Histogram& h) {
     u32 prefix = 0;
     u64 wanted = by_mass ? mass : count;  // of those that share the prefix
     u64 equals = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = threadIdx.x; i < 256; i += THREADS) sums[i] = 0, counts[i] = 0;
+        if (threadIdx.x < 256) h.sums[threadIdx.x] = 0, h.counts[threadIdx.x] = 0;
         __syncthreads();
         for (int i = row.begin + row.lane; i < row.end; i += WARP) {
             const u32 key = float_bits(weights[i]);
             if (key == 0 || (shift < 24 && key >> (shift + 8) != prefix >> (shift + 8))) continue;
-            if (by_mass) atomicAdd(&sums[key >> shift & 255], fixed(weights[i]));
-            atomicAdd(&counts[key >> shift & 255], 1u);
+            if (by_mass) atomicAdd(&h.sums[key >> shift & 255], fixed(weights[i]));
+            atomicAdd(&h.counts[key >> shift & 255], 1ull);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            u64 before = 0;
-            int bucket = 255, last = -1;
-            for (; bucket >= 0; bucket--) {
-                if (!counts[bucket]) continue;
-                last = bucket;
-                const u64 own = by_mass ? sums[bucket] : counts[bucket];
-                if (before + own >= wanted) break;
-                before += own;
-            }
-            if (bucket < 0) bucket = last < 0 ? 0 : last, before -= last < 0 ? 0 : (by_mass ? sums[last] : counts[last]);
-            found[0] = prefix | static_cast<u32>(bucket) << shift;
-            found[1] = wanted > before ? wanted - before : 1;
-            found[2] = counts[bucket];
+        all_blocks();
+        if (threadIdx.x < 512) {
+            const int bucket = threadIdx.x & 255;
+            const u64* mine = (threadIdx.x < 256 ? h.sums : h.counts) + bucket;
+            u64 sum = 0;
+            for (int block = 0; block < BLOCKS; block++) sum += shared_of(mine, block);
+            (threadIdx.x < 256 ? h.all_sums : h.all_counts)[bucket] = sum;
         }
+        all_blocks();  // nobody clears what others still read
+        if (row.warp == 0) find_bucket(h, row.lane, wanted, by_mass, prefix, shift);
         __syncthreads();
-        prefix = static_cast<u32>(found[0]), wanted = found[1], equals = found[2];
+        prefix = static_cast<u32>(h.found[0]), wanted = h.found[1], equals = h.found[2];
         __syncthreads();
     }
     // Of those that weigh as much as the least, the first ones.
@@ -167,22 +215,13 @@ PS_DEVICE void keep_best(Row& row, float* weights, u64 count, u64 mass, bool by_
     __syncthreads();
 }
 
-// The first index at which the weights so far add up to more than `target`; the last with any weight if they never do.
-PS_DEVICE void draw(Row& row, const float* weights, u64 target, int* token) {
+// The first index at which the weights so far add up to more than `target`, for the warp that has it; −1 for the others.
+PS_DEVICE int draw(Row& row, const float* weights, u64 target) {
     u64 own = 0;
-    int last = -1;
-    for (int i = row.begin + row.lane; i < row.end; i += WARP) {
-        own += fixed(weights[i]);
-        if (weights[i] != 0) last = i;
-    }
+    for (int i = row.begin + row.lane; i < row.end; i += WARP) own += fixed(weights[i]);
     own = warp_add(own);
     u64 sum = row.before(own);
-    if (threadIdx.x == 0) *token = -1;
-    __syncthreads();
-    last = __reduce_max_sync(ALL, last);
-    if (row.lane == 0 && last >= 0) atomicMax(token, last);  // unless somebody is found below
-    __syncthreads();
-    if (!(sum <= target && target < sum + own)) return;
+    if (!(sum <= target && target < sum + own)) return -1;
     for (int first = row.begin; first < row.end; first += WARP) {
         const int i = first + row.lane;
         u64 up_to = i < row.end ? fixed(weights[i]) : 0;
@@ -191,74 +230,80 @@ PS_DEVICE void draw(Row& row, const float* weights, u64 target, int* token) {
             if (row.lane >= d) up_to += other;
         }
         const u32 above = __ballot_sync(ALL, sum + up_to > target);
-        if (above) {
-            if (row.lane == 0) *token = first + __ffs(above) - 1;
-            return;
-        }
+        if (above) return first + __ffs(above) - 1;
         sum += __shfl_sync(ALL, up_to, WARP - 1);
     }
+    return -1;
 }
 
-// grid: (rows)
-extern "C" __global__ void __launch_bounds__(THREADS) sample(const __grid_constant__ Sample p) {
-    __shared__ u64 scratch[WARPS], sums[256], found[3];
-    __shared__ u32 counts[256];
-    __shared__ int token;
+// Writes the result, on one thread.
+PS_DEVICE void say(const Sample& p, int row, const float* raw, int token, float highest, float best, u64 all) {
+    p.chosen[row] = {token, token < 0 ? 0.0f : raw[token], highest, best, static_cast<double>(all) * (1.0 / 17592186044416.0)};
+    p.tokens[row] = max(token, 0);
+}
+
+// grid: (rows · BLOCKS)
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS) sample(const __grid_constant__ Sample p) {
+    extern __shared__ u64 memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    float* stretch = reinterpret_cast<float*>(&shared + 1);
     let_next_start();
     wait_for_previous();
-    const Choice& c = p.choices[blockIdx.x];
-    const int n = static_cast<int>(p.vocabulary), warp = threadIdx.x / WARP, each = (n + WARPS - 1) / WARPS;
+    const int number = blockIdx.x / BLOCKS, block = blockIdx.x % BLOCKS, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const Choice& c = p.choices[number];
+    const int n = static_cast<int>(p.vocabulary), share = (n + BLOCKS - 1) / BLOCKS, first = min(block * share, n);
+    const int own = min(first + share, n) - first, each = (own + WARPS - 1) / WARPS;
     const float* raw = c.logits;
-    float* work = p.scratch + static_cast<size_t>(blockIdx.x) * n;
-    Row row = {min(warp * each, n), min((warp + 1) * each, n), warp, static_cast<int>(threadIdx.x % WARP), scratch};
-    Chosen& out = p.chosen[blockIdx.x];
-    u64 best = row.top(raw);
+    float* x = p.scratch ? p.scratch + static_cast<size_t>(number) * n + first : stretch;
+    Row row = {min(warp * each, own), min((warp + 1) * each, own), warp, lane, block, 0, shared.scratch, shared.slots};
+    const bool speaks = block == 0 && threadIdx.x == 0;
+    for (int i = row.begin + lane; i < row.end; i += WARP) x[i] = raw[first + i];
+    __syncwarp();
+    u64 best = row.top(x, first);
     if (best == ~0ull) {
-        if (threadIdx.x == 0) out = {-1, 0, 0, 0, 0}, p.tokens[blockIdx.x] = 0;
+        if (speaks) say(p, number, raw, -1, 0, 0, 0);
+        all_blocks();  // nobody ends while others may read what they have
         return;
     }
     const float highest = ranked_value(best);
     u64 all = 0;
-    for (int i = row.begin + row.lane; i < row.end; i += WARP) all += fixed(exponential(__fsub_rn(raw[i], highest)));
+    for (int i = row.begin + lane; i < row.end; i += WARP) all += fixed(exponential(__fsub_rn(x[i], highest)));
     all = row.add(all);
-    const float* x = raw;
     if (c.edit_count || c.mask) {
-        for (int i = row.begin + row.lane; i < row.end; i += WARP) work[i] = raw[i];
-        __syncthreads();
         for (int e = threadIdx.x; e < c.edit_count; e += THREADS) {
             const Edit edit = c.edits[e];
+            if (edit.id < first || edit.id >= first + own) continue;
             float v = raw[edit.id];
             if (edit.repeated) v = v > 0 ? __fdiv_rn(v, c.repetition) : __fmul_rn(v, c.repetition);
             v = static_cast<float>(static_cast<double>(v) - edit.subtract);
-            work[edit.id] = __fadd_rn(v, edit.add);
+            x[edit.id - first] = __fadd_rn(v, edit.add);
         }
         __syncthreads();
-        for (int i = row.begin + row.lane; i < row.end && c.mask; i += WARP)
-            if (!(c.mask[i / 32] >> i % 32 & 1)) work[i] = -INFINITY;
-        __syncthreads();
-        x = work;
-        best = row.top(x);
+        for (int i = row.begin + lane; i < row.end && c.mask; i += WARP)
+            if (!(c.mask[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
+        best = row.top(x, first);
     }
     const float top = best == ~0ull ? 0.0f : ranked_value(best);
     if (c.factor == 0 || best == ~0ull || isinf(top)) {
-        if (threadIdx.x == 0) token = best == ~0ull ? -1 : static_cast<int>(ranked_id(best));
-    } else {
-        for (int i = row.begin + row.lane; i < row.end; i += WARP) work[i] = exponential(__fmul_rn(__fsub_rn(x[i], top), c.factor));
-        __syncthreads();
-        if (c.top_k > 0 && c.top_k < n) keep_best(row, work, c.top_k, 0, false, sums, counts, found);
-        if (c.top_p < 1) {
-            const u64 mass = static_cast<u64>(c.top_p * static_cast<double>(row.total(work)));
-            keep_best(row, work, 0, mass, true, sums, counts, found);
-        }
-        for (int i = row.begin + row.lane; i < row.end && c.min_p > 0; i += WARP)
-            if (work[i] < c.min_p) work[i] = 0;
-        __syncthreads();
-        draw(row, work, static_cast<u64>(c.chance * static_cast<double>(row.total(work))), &token);
+        if (speaks) say(p, number, raw, best == ~0ull ? -1 : static_cast<int>(ranked_id(best)), highest, top, all);
+        all_blocks();
+        return;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const float logit = token < 0 ? 0.0f : raw[token];
-        out = {token, logit, highest, top, static_cast<double>(all) * (1.0 / 17592186044416.0)};
-        p.tokens[blockIdx.x] = max(token, 0);
+    for (int i = row.begin + lane; i < row.end; i += WARP) x[i] = exponential(__fmul_rn(__fsub_rn(x[i], top), c.factor));
+    if (c.top_k > 0 && c.top_k < n) keep_best(row, x, c.top_k, 0, false, shared.histogram);
+    if (c.top_p < 1) {
+        const u64 mass = static_cast<u64>(c.top_p * static_cast<double>(row.total(x)));
+        keep_best(row, x, 0, mass, true, shared.histogram);
     }
+    for (int i = row.begin + lane; i < row.end && c.min_p > 0; i += WARP)
+        if (x[i] < c.min_p) x[i] = 0;
+    const u64 weight = row.total(x), target = static_cast<u64>(c.chance * static_cast<double>(weight));
+    const int found = draw(row, x, target);
+    if (found >= 0 && lane == 0) say(p, number, raw, first + found, highest, top, all);
+    u64 last = 0;  // with any weight, counted from 1
+    for (int i = row.begin + lane; i < row.end; i += WARP)
+        if (x[i] != 0) last = first + i + 1;
+    last = row.highest(last);
+    if (speaks && target >= weight) say(p, number, raw, static_cast<int>(last) - 1, highest, top, all);
+    all_blocks();
 }

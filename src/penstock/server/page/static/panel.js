@@ -72,10 +72,11 @@ export class Panel {
     }
 
     const share = (part) => (seconds ? Math.min(1, part / seconds) : 0);
-    this.share("busy", share(worked), `${count(now.queue.steps)} steps`);
+    this.share("busy", share(worked), `${count(now.queue.steps)} steps${graphs(now.gpu)}`);
     if (now.storage && before.storage) this.storage(now, grown, seconds, share);
     else {
-      const why = now.state === "ready" ? "mapped file" : "no weights";
+      const where = now.gpu ? "all on the GPU" : "mapped file";
+      const why = now.state === "ready" ? where : "no weights";
       for (const id of ["hits", "disk", "stall"]) this.tiles[id].show(NaN, "–", "", why);
     }
   }
@@ -147,16 +148,23 @@ export class Panel {
     byId("slots").replaceChildren(...rows);
   }
 
-  about({ file, layers, experts, experts_used, context, mode, policy, version }) {
+  about({ file, layers, experts, experts_used, context, device, mode, policy, version }) {
     const words = [
       file,
       `${layers} layers, ${experts_used} of ${experts} experts`,
       `context ${count(context)}`,
+      device,
       mode + (policy ? `, ${policy}` : ""),
       `Penstock ${version}`,
     ];
     byId("about").textContent = words.join(" · ");
   }
+}
+
+// How many of a GPU's steps were recorded graphs.
+function graphs(gpu) {
+  const all = gpu ? gpu.repeated + gpu.launched : 0;
+  return all ? `, ${percent(gpu.repeated / all)} graphs` : "";
 }
 
 class Tile {

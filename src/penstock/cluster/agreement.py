@@ -1,0 +1,154 @@
+"""What a worker says of itself, what the head demands of it, and whether the two fit."""
+
+import socket
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import penstock
+from penstock.cluster.message import take
+from penstock.errors import ClusterError
+from penstock.model import architecture
+from penstock.weights.checkpoint import Checkpoint
+
+PROTOCOL: Final = 1  # changes when machines with the old one and the new one could not work together
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model, as far as both sides must have the same."""
+
+    fingerprint: str
+    layers: int
+    boundary: list[int]  # shape of what crosses, by row
+    vocabulary: int
+    types: str  # of weights, those with most bytes first
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> "Described":
+        sizes: Counter[str] = Counter()
+        for info in checkpoint.index.values():
+            sizes[info.kind.name] += info.total_bytes
+        config = checkpoint.config
+        shape = list(architecture(config).boundary(config))
+        types = ", ".join(name for name, _ in sizes.most_common())
+        return Described(checkpoint.fingerprint(), config.layer_count, shape, config.vocab_size, types)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a worker says first."""
+
+    protocol: int
+    version: str
+    name: str  # of the machine
+    model: dict[str, Any]  # a `Described`
+    draft: bool  # whether it has the draft block
+    layers: list[int] | None  # which it is to run; None: as the head finds best
+    loaded: list[int] | None  # which it has in memory from before
+    memory: int  # bytes that it may take
+    layer_seconds: float  # of one token in one layer, measured; 0 if it was not
+
+    @staticmethod
+    def read(fields: dict[str, Any]) -> "Hello":
+        # The protocol first: the rest may have changed with it.
+        (protocol,) = take(fields, protocol=int)
+        if protocol != PROTOCOL:
+            version, name = (str(fields.get(key))[:40] for key in ("version", "name"))
+            raise ClusterError(
+                f"worker {name} has protocol {protocol} (penstock {version}), "
+                f"the head has {PROTOCOL} (penstock {penstock.__version__})"
+            )
+        names = {
+            "version": str,
+            "name": str,
+            "model": dict,
+            "draft": bool,
+            "memory": int,
+            "layer_seconds": float,
+        }
+        version, name, model, draft, memory, seconds = take(fields, **names)
+        layers, loaded = (_pair(fields.get(key), key) for key in ("layers", "loaded"))
+        return Hello(protocol, version, name, model, draft, layers, loaded, memory, seconds)
+
+
+def hello(
+    checkpoint: Checkpoint,
+    described: Described,
+    layers: range | None,
+    loaded: range | None,
+    memory: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """As a message has it."""
+    found = Hello(
+        PROTOCOL,
+        penstock.__version__,
+        socket.gethostname(),
+        asdict(described),
+        checkpoint.has_mtp,
+        None if layers is None else [layers.start, layers.stop],
+        None if loaded is None else [loaded.start, loaded.stop],
+        memory,
+        seconds,
+    )
+    return asdict(found)
+
+
+def _pair(value: Any, name: str) -> list[int] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)):
+        raise ClusterError(f"a message has {name} {value!r:.40}, expected two numbers")
+    return value
+
+
+def check(own: Described, draft: bool, said: Hello) -> None:
+    """Raises ClusterError, saying which side has what, if the worker cannot run this model with the head."""
+    words = {
+        "layers": "layers",
+        "boundary": "streams and width",
+        "vocabulary": "tokens in the vocabulary",
+        "types": "weights of type",
+        "fingerprint": "the model with fingerprint",
+    }
+    for name, word in words.items():
+        here, there = getattr(own, name), said.model.get(name)
+        if here != there:
+            raise ClusterError(
+                f"worker {said.name} has another model: {word} {str(there)[:80]} there, {here} on the head"
+            )
+    if draft and not said.draft:
+        raise ClusterError(
+            f"worker {said.name} has no draft block, the head has one; draft 'off' leaves it out"
+        )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every stage of a running cluster goes by: the head says it."""
+
+    context: int
+    max_rewind: int
+    kv_dtype: str
+    simulate_low_precision: bool
+    draft: bool
+    chunk: int
+    sessions: int
+    boundary: str  # "bf16" or "f32"
+    timeout: float
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def read(fields: dict[str, Any]) -> "Terms":
+        kinds = {
+            "context": int,
+            "max_rewind": int,
+            "kv_dtype": str,
+            "simulate_low_precision": bool,
+            "draft": bool,
+        }
+        kinds |= {"chunk": int, "sessions": int, "boundary": str, "timeout": float}
+        return Terms(*take(fields, **kinds))

@@ -1,0 +1,78 @@
+"""A runner of steps whose layers are on several machines."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.backend.base import Logits
+from penstock.backend.state import Step
+from penstock.cluster.choosing import Best, RemoteLogits, Row
+from penstock.cluster.message import Message
+from penstock.cluster.pipeline import Epoch, Pipeline
+from penstock.cluster.states import ClusterStates
+from penstock.engine.runner import Pending, Runner
+from penstock.model.base import Architecture
+from penstock.storage.storage import Storage
+
+
+class ClusterRunner(Runner):
+    """The first stage is this process's own; it computes in `begin`, and the others while nobody waits."""
+
+    states: ClusterStates
+
+    def __init__(self, pipeline: Pipeline, states: ClusterStates):
+        assert pipeline.stage is not None
+        self._pipeline, self.states = pipeline, states
+        self._stage = pipeline.stage
+        self._stage.runner  # noqa: B018 - loads the weights
+        self.depth = pipeline.head.stages
+
+    @property
+    def storage(self) -> Storage:  # type: ignore[override]
+        return self._stage.runner.storage
+
+    @property
+    def model(self) -> Architecture:  # type: ignore[override]
+        return self._stage.runner.model
+
+    def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Pending:
+        epoch = self._pipeline.current()
+        stage = self._pipeline.own(epoch)
+        local, share = stage.local_step(step), 1 / self.depth
+        tell = None if progress is None else lambda done: progress(done * share)
+        streams = stage.forward(local, None, tell)
+        arrays = {"tokens": step.tokens, "positions": step.positions, "logits": step.logits}
+        fields = {"number": epoch.number(), "slots": list(step.slots), "starts": list(step.starts)}
+        back = epoch.through(stage.passed_on(Message("step", fields, arrays), local, streams))
+        return lambda: self._logits(epoch, step, back)
+
+    def _logits(self, epoch: Epoch, step: Step, back: Callable[[], Message]) -> Logits:
+        message = back()
+        if "all" in message.arrays:
+            found: Logits = message.arrays["all"]
+            return found
+        if not len(step.logits):
+            return np.empty((0, 0), np.float32)
+        rows, seen = [], dict.fromkeys(step.slots, 0)
+        sequences = np.searchsorted(step.starts, step.logits, side="right") - 1
+        tokens, bests = message.arrays["tokens"].tolist(), message.arrays["bests"].tolist()
+        for sequence, token, (highest, log_sum) in zip(sequences.tolist(), tokens, bests, strict=True):
+            slot = step.slots[sequence]
+            rows.append(Row(slot, message.fields["number"], seen[slot], Best(token, highest, log_sum)))
+            seen[slot] += 1
+        return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
+
+    def draft_logits(self, slot: int, position: int, token: int) -> Logits:
+        found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]
+        return found
+
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        found = self._pipeline.ask("draft", slot, position, token, most, least).arrays
+        return list(zip(found["tokens"].tolist(), found["chances"].tolist(), strict=True))
+
+    def announce(self, tokens: Sequence[int]) -> None:
+        self._stage.runner.announce(tokens)
+
+    def close(self) -> None:
+        """Every stage gives the memory of its weights back, and loads them again when the next step comes."""
+        self._pipeline.park()

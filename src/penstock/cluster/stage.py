@@ -1,0 +1,246 @@
+"""Some layers of the model, doing what the head orders: the same on the head itself and on every worker.
+
+Sequences have numbers that the head gives.  Orders that need no answer (`apply`) travel with the next message that
+does, so that all stages do the same things in the same order.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.backend.base import Backend, Logits
+from penstock.backend.state import StatePool, Step
+from penstock.cluster.choosing import Best, answered, choose
+from penstock.cluster.message import Message, take
+from penstock.engine.runner import LocalRunner
+from penstock.errors import ClusterError, PenstockError
+from penstock.model import architecture
+
+HELD: Final = 16  # rows of logits of a sequence that stay on the last stage; more of them cross
+Order = Sequence[Any]  # its name, and what it is about
+
+
+class Stage:
+    """Layers of a model and the memory of their sequences.  `open_runner` loads the weights, now or when they are
+    needed again.  Used by one thread, but for `question`."""
+
+    def __init__(
+        self, number: int, backend: Backend, states: StatePool, open_runner: Callable[[], LocalRunner]
+    ):
+        self.number, self.backend, self.states = number, backend, states
+        self._open = open_runner
+        self._runner: LocalRunner | None = None
+        self._slots: dict[int, int] = {}  # the head's number of a sequence → the slot that it has here
+        self._failed: set[int] = set()  # sequences of which this stage has missed a step
+        self._logits: dict[
+            int, tuple[int, Logits]
+        ] = {}  # by sequence: number of its latest step, and its rows
+        self._sampling = threading.Lock()
+        self.steps, self.rows, self.layers_done = 0, 0, 0
+        self.busy_seconds = 0.0
+
+    def open_with(self, open_runner: Callable[[], LocalRunner]) -> None:
+        """How weights are loaded from now on."""
+        self._open = open_runner
+
+    @property
+    def runner(self) -> LocalRunner:
+        if self._runner is None:
+            self._runner = self._open()
+        return self._runner
+
+    @property
+    def is_last(self) -> bool:
+        return self.runner.checkpoint.is_last
+
+    def park(self) -> None:
+        if self._runner is not None:
+            self._runner.settle()
+            self._runner.close()
+            self._runner = None
+
+    def forget(self) -> None:
+        """All sequences."""
+        for number in list(self._slots):
+            self.apply(["free", number])
+
+    # ── orders ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, order: Order) -> None:
+        """Orders about sequences: reset N, free N, copy FROM TO POSITION, commit N POSITION, discard N."""
+        name, *rest = order
+        number = rest[0]
+        if name in ("reset", "free") and number in self._slots:
+            self.states.free(self._slots.pop(number))
+            self._failed.discard(number)
+            self._logits.pop(number, None)
+        if name == "reset":
+            self._slots[number] = self.states.allocate()
+        elif name == "copy":
+            source, target, position = rest
+            self.apply(["reset", target])
+            self._settle(source)
+            self.states.copy(self._slots[source], self._slots[target], position)
+            if source in self._failed:
+                self._failed.add(target)
+            if source in self._logits:
+                self._logits[target] = self._logits[source]
+        elif name == "commit" and number not in self._failed:
+            self.states.commit(self._slots[number], rest[1])
+        elif name == "discard" and number in self._slots:
+            self.states.discard(self._slots[number])
+            self._failed.discard(number)
+
+    def _settle(self, number: int) -> None:
+        """All rows of a sequence's state are to be there."""
+        if self._runner is not None:
+            self._runner.settle(self._slots[number])
+
+    def process(self, message: Message) -> Message:
+        """Does what a message says, and gives what goes to the next stage.  A stage that fails says so in it; those
+        behind it do not do the step."""
+        for order in message.fields.get("orders", ()):
+            self.apply(order)
+        try:
+            if "error" not in message.fields:
+                return self._step(message) if message.kind == "step" else self._ask(message)
+        except PenstockError as error:
+            message.fields["error"] = [type(error).__name__, str(error), self.number]
+        self._failed.update(message.fields.get("slots", ()))
+        message.arrays.clear()
+        return message
+
+    def _step(self, message: Message) -> Message:
+        step = self._read_step(message)
+        config = self.runner.checkpoint.config
+        shape, found = (step.rows, *architecture(config).boundary(config)), message.arrays["streams"]
+        if found.shape != shape or found.dtype != np.float32:
+            raise ClusterError(
+                f"stage {self.number + 1} got {found.dtype} {found.shape}, expected float32 {shape}"
+            )
+        streams = self.forward(step, self.backend.device(found))
+        return self.passed_on(message, step, streams)
+
+    def _read_step(self, message: Message) -> Step:
+        slots, starts = take(message.fields, slots=list, starts=list)
+        missed = self._failed.intersection(slots)
+        if missed:
+            raise ClusterError(f"stage {self.number + 1} has missed a step of the sequence")
+        a = message.arrays
+        return Step(
+            a["tokens"], a["positions"], tuple(self._slots[n] for n in slots), tuple(starts), a["logits"]
+        )
+
+    def local_step(self, step: Step) -> Step:
+        """A step of the head's numbers, with the slots that they have here."""
+        slots = tuple(self._slots[number] for number in step.slots)
+        return Step(step.tokens, step.positions, slots, step.starts, step.logits)
+
+    def forward(self, step: Step, hidden: Any = None, progress: Callable[[float], None] | None = None) -> Any:
+        def tell(share: float) -> None:
+            self.layers_done += 1
+            if progress is not None:
+                progress(share)
+
+        self.steps += 1
+        self.rows += step.rows
+        begin = time.perf_counter()
+        found = self.runner.forward(step, hidden, tell)
+        self.backend.check()
+        self.busy_seconds += time.perf_counter() - begin
+        return found
+
+    def passed_on(self, message: Message, step: Step, streams: Any) -> Message:
+        """What the next stage gets, or the head from the last one."""
+        if not self.is_last:
+            message.arrays["streams"] = self.backend.host(streams)
+            return message
+        slots, number = message.fields["slots"], message.fields["number"]
+        message.arrays = {}
+        if not len(step.logits):
+            return message
+        logits: Logits = np.asarray(self.runner.logits(streams, step))
+        if len(logits) > HELD * len(slots):
+            message.arrays["all"] = logits
+            return message
+        best = [Best.of(self.backend.sampling, row) for row in logits]
+        message.arrays["tokens"] = np.array([each.token for each in best], np.int64)
+        message.arrays["bests"] = np.array([each[1:] for each in best], np.float64)  # [rows, 2]
+        with self._sampling:
+            for sequence, first, end in zip(slots, step.starts, step.starts[1:], strict=False):
+                rows = (step.logits >= first) & (step.logits < end)
+                self._logits[sequence] = (number, logits[rows].copy())
+        return message
+
+    # ── questions ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def question(self, message: Message) -> Message:
+        """About logits that are held here.  May be asked while a step runs."""
+        slot, step, row = take(message.fields, slot=int, step=int, row=int)
+        answer = Message("answer", {"number": message.fields.get("number")})
+        with self._sampling:
+            held = self._logits.get(slot)
+        if held is None or held[0] != step:
+            answer.fields["error"] = ["ClusterError", "these logits are gone: their sequence has gone on", 0]
+        elif message.kind == "logits":
+            answer.arrays["logits"] = held[1][row]
+        else:
+            chosen = choose(self.backend.sampling, held[1][row], answered(message))
+            answer.fields |= chosen._asdict()
+        return answer
+
+    def _ask(self, message: Message) -> Message:
+        """What needs an answer of all stages, one after another."""
+        what, about = take(message.fields, what=str, about=list)
+        answers: dict[str, Callable[..., None]] = {
+            "tensors": self._tensors,
+            "restore": self._restore,
+            "draft_logits": self._draft_logits,
+            "draft": self._draft,
+            "park": self._park,
+        }
+        answer = answers.get(what)
+        if answer is None:
+            raise ClusterError(f"stage {self.number + 1} was asked for {what!r:.40}")
+        answer(message, *about)
+        return message
+
+    def _park(self, message: Message) -> None:
+        del message
+        self.park()
+
+    def _tensors(self, message: Message, number: int, position: int, floor: int) -> None:
+        if number in self._failed:
+            raise ClusterError(f"stage {self.number + 1} has missed a step of the sequence")
+        self._settle(number)
+        message.arrays |= self.states.tensors(self._slots[number], position, floor)
+
+    def _restore(self, message: Message, number: int, position: int, floor: int) -> None:
+        names = [series.name for series in self.states.layout.series]
+        own = {name: message.arrays.pop(name) for name in names}
+        self.states.restore(self._slots[number], position, floor, own)
+
+    def _draft_logits(self, message: Message, number: int, position: int, token: int) -> None:
+        if self.is_last:
+            row = self.runner.draft_logits(self._slots[number], position, token)
+            message.arrays["logits"] = np.asarray(row)
+
+    def _draft(
+        self, message: Message, number: int, position: int, token: int, most: int, least: float
+    ) -> None:
+        if self.is_last:
+            found = self.runner.draft(self._slots[number], position, token, most, least)
+            message.arrays["tokens"] = np.array([guess for guess, _ in found], np.int64)
+            message.arrays["chances"] = np.array([chance for _, chance in found], np.float64)
+
+    # ── what others may know ──────────────────────────────────────────────────────────────────────────────
+
+    def stats(self) -> dict[str, Any]:
+        """Of this stage, in a few numbers.  Waits for nobody."""
+        runner = self._runner
+        mode = "parked" if runner is None else runner.storage.plan.mode
+        found = {name: getattr(self, name) for name in ("steps", "rows", "layers_done", "busy_seconds")}
+        return found | {"mode": mode, "sequences": len(self._slots)}

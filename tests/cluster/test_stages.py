@@ -1,0 +1,139 @@
+"""However many stages a model has, its answers are the same bits, and so is what sessions remember."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.engine.engine import Engine
+from penstock.pocket import pocket_path
+from tests.cluster.machines import cluster
+
+IDS = list(range(100, 400))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Engine]:
+    with Engine(pocket_path(), threads=1, context=1024, memory=None, learn="off") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def staged(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with cluster(pocket_path(), request.param, context=1024, prefill_chunk=64) as engine:
+        yield engine
+
+
+def test_logits_are_the_same_bits(whole: Engine, staged: Engine) -> None:
+    one, many = whole.session(), staged.session()
+    assert np.array_equal(one.feed(IDS, logits="all"), many.feed(IDS, logits="all"))  # type: ignore[arg-type]
+    for token in (5, 6):
+        assert np.array_equal(one.feed([token]), many.feed([token]))  # type: ignore[arg-type]
+
+
+def test_several_sessions_in_one_step(whole: Engine, staged: Engine) -> None:
+    def fed(engine: Engine) -> list[object]:
+        work = [(engine.session(), IDS[:70]), (engine.session(), IDS[50:53]), (engine.session(), IDS[9:150])]
+        return list(engine.feed(work, logits="all"))
+
+    for one, many in zip(fed(whole), fed(staged), strict=True):
+        assert np.array_equal(one, many)  # type: ignore[arg-type]
+
+
+def test_rewind_fork_and_reset(whole: Engine, staged: Engine) -> None:
+    def told(engine: Engine) -> list[object]:
+        session = engine.session()
+        session.feed(IDS[:200])
+        session.rewind(30)
+        branch = session.fork()
+        found = [branch.feed([9, 8, 7]), session.feed([1, 2])]
+        session.rewind(session.position)
+        return [*found, session.feed(IDS[7:90])]
+
+    for one, many in zip(told(whole), told(staged), strict=True):
+        assert np.array_equal(one, many)  # type: ignore[arg-type]
+
+
+def test_what_the_draft_block_expects(whole: Engine, staged: Engine) -> None:
+    one, many = whole.session(), staged.session()
+    one.feed(IDS)
+    many.feed(IDS)
+    assert np.array_equal(whole.mtp_logits(one, 7), staged.mtp_logits(many, 7))
+
+
+def test_a_saved_session_belongs_to_the_model_and_not_to_the_stages(
+    whole: Engine, staged: Engine, tmp_path: Path
+) -> None:
+    one, many = whole.session(), staged.session()
+    one.feed(IDS)
+    many.feed(IDS)
+    one.save(tmp_path / "one")
+    many.save(tmp_path / "many")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+    expected = one.feed([3])
+    for engine in (whole, staged):
+        for name in ("one", "many"):
+            assert np.array_equal(engine.load_session(tmp_path / name).feed([3]), expected)  # type: ignore[arg-type]
+
+
+def test_sessions_stay_while_weights_are_away(whole: Engine, staged: Engine) -> None:
+    one, many = whole.session(), staged.session()
+    one.feed(IDS)
+    many.feed(IDS)
+    staged.park()
+    assert staged.parked
+    assert np.array_equal(one.feed([3]), many.feed([3]))  # type: ignore[arg-type]
+
+
+SAMPLINGS = {
+    "greedy": penstock.Sampling(temperature=0),
+    "drawn": penstock.Sampling(
+        temperature=0.8, seed=3, top_p=0.9, repetition_penalty=1.2, logit_bias={5: 2.0}
+    ),
+    "listed": penstock.Sampling(temperature=0, top_logprobs=3),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_last_stage_chooses_as_the_head_would(whole: Engine, staged: Engine, name: str) -> None:
+    one, many = (list(engine.generate(IDS[:40], 24, SAMPLINGS[name])) for engine in (whole, staged))
+    assert one == many
+
+
+def test_sixteen_bits_between_stages_change_no_greedy_answer(whole: Engine) -> None:
+    with cluster(pocket_path(), 3, context=1024, boundary="bf16") as staged:
+        for question in ("What is 17 + 25?", "What is a penstock?", "Sort: 9 4 7 1"):
+            prompt = whole.tokenizer.encode(question)
+            one, many = (
+                [step.token for step in engine.generate(prompt, 24, SAMPLINGS["greedy"])]
+                for engine in (whole, staged)
+            )
+            assert one == many
+        assert staged.fingerprint != whole.fingerprint  # what it remembers is not the same to the bit
+
+
+def test_a_stage_has_its_layers_only(staged: Engine) -> None:
+    if staged.machines is None:
+        return
+    members = staged.stats()["cluster"]["members"]
+    assert [member["layers"][0] for member in members][1:] == [member["layers"][1] for member in members][:-1]
+    assert members[-1]["layers"][1] == staged.config.layer_count
+    own = members[0]["layers"]
+    blocks = {f"blk.{number}" for number in range(*own)}
+    assert {
+        ".".join(name.split(".")[:2]) for name in staged.loader.part.index if name.startswith("blk")
+    } == blocks
+    assert "output.weight" not in staged.loader.part.index
+    assert all(
+        series.name.startswith(tuple(f"{block}." for block in blocks))
+        for series in staged.loader.layout.series
+    )
+
+
+def test_experts_stream_from_each_stages_disk(whole: Engine) -> None:
+    with cluster(pocket_path(), 2, context=512, memory="200MiB", streaming="direct") as staged:
+        assert staged.plan.mode == "direct"
+        one, many = whole.session(), staged.session()
+        assert np.array_equal(one.feed(IDS[:80]), many.feed(IDS[:80]))  # type: ignore[arg-type]
