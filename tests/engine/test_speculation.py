@@ -15,7 +15,7 @@ from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
-from penstock.engine.speculation import Spent
+from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Step
 from penstock.pocket import pocket_path
 from tests.engine.clients import Client, alone, finish

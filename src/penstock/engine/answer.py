@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from penstock.backend.base import Logits
 from penstock.engine.session import Session
-from penstock.engine.speculation import Speculator, StepWatch, verify
+from penstock.engine.speculation import Speculator, verify
+from penstock.engine.step_watch import StepWatch
 from penstock.engine.steps import Generation, Step
 
 
@@ -12,7 +13,7 @@ def answer(session: Session, generation: Generation) -> Iterator[Step]:
     """The tokens after a prompt that the session has read, until the generation is over."""
     speculation = session.engine.speculation
     steps = [_next(session, generation)]
-    speculator = speculation.begin([*session.tokens, steps[0].token]) if speculation else None
+    speculator = speculation.begin() if speculation else None
     while True:
         told = 0
         try:
@@ -24,11 +25,7 @@ def answer(session: Session, generation: Generation) -> Iterator[Step]:
         if steps[-1].finish_reason is not None:
             return
         token = steps[-1].token
-        if speculator is None:
-            session.engine.stepper.feed([(session, [token])], "kept")
-            steps = [_next(session, generation)]
-        else:
-            steps = _speculate(session, token, generation, speculator)
+        steps = _advance(session, token, generation, speculator)
 
 
 def _next(session: Session, generation: Generation) -> Step:
@@ -40,19 +37,29 @@ def _next(session: Session, generation: Generation) -> Step:
     return generation.next(session.last_logits)
 
 
-def _speculate(session: Session, token: int, generation: Generation, speculator: Speculator) -> list[Step]:
-    """One step: the tokens that follow `token`, which is fed with drafts after it."""
-    speculation, stepper, position = session.engine.speculation, session.engine.stepper, session.position
+def _advance(
+    session: Session, token: int, generation: Generation, speculator: Speculator | None
+) -> list[Step]:
+    """One step: the tokens that follow `token`, which is fed, perhaps with drafts after it."""
+    stepper, ids = session.engine.stepper, [token]
+    if speculator is not None:
+        ids += speculator.propose(session, token, 1)
+    if speculator is None or not speculator.awake:
+        stepper.feed([(session, ids)], "kept")
+        return [_next(session, generation)]
+    speculation, position, steps = session.engine.speculation, session.position, list[Step]()
     assert speculation is not None
-    ids = [token, *speculator.propose(session, token, 1, stepper.draft_room(1, position + 1))]
-    steps: list[Step] = []
+    watch = StepWatch(stepper)
 
     def judge(_: int, logits: Logits) -> int:
         steps.extend(verify(generation, ids, logits, position))
         return len(steps)
 
-    watch = StepWatch(stepper)
-    stepper.advance([(session, ids, len(ids))], judge=judge)
+    if len(ids) == 1:
+        stepper.feed([(session, ids)], "kept")
+        steps.append(_next(session, generation))
+    else:
+        stepper.advance([(session, ids, len(ids))], judge=judge)
     speculation.told(1, len(ids), len(steps), watch.spent())
-    speculator.judged([step.token for step in steps])
+    speculator.judged(session, [step.token for step in steps])
     return steps

@@ -15,7 +15,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.pace import Pace
 from penstock.engine.requests import Slot, UnderWay, Work
 from penstock.engine.scoring import score_rows
-from penstock.engine.speculation import Spent
+from penstock.engine.step_watch import Spent
 
 ENOUGH: Final = 256  # tokens that have to be read before their pace says something
 
@@ -64,9 +64,8 @@ class Batcher:
             ids = list(slot.pending)
             if speculation is not None:
                 if slot.speculator is None:
-                    slot.speculator = speculation.begin(slot.tokens)
-                room = self._engine.stepper.draft_room(rows, slot.session.position + 1)
-                ids += slot.speculator.propose(slot.session, ids[-1], rows, room)
+                    slot.speculator = speculation.begin()
+                ids += slot.speculator.propose(slot.session, ids[-1], rows)
                 rows += len(ids) - 1
             work.append(Work(slot, ids, True, drafts=len(ids) > 1))
         return work
@@ -84,7 +83,8 @@ class Batcher:
         if read == 0:
             self._pace.decoded(seconds)
             self._scoring_pace.decoded(seconds)
-            if self._engine.speculation is not None and work:
+            awake = any(part.slot.speculator is not None and part.slot.speculator.awake for part in work)
+            if self._engine.speculation is not None and awake:
                 tokens = sum(len(part.slot.verified) if part.drafts else 1 for part in work)
                 rows = sum(len(part.ids) for part in work)
                 self._engine.speculation.told(len(work), rows, tokens, spent)

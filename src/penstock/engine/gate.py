@@ -32,16 +32,20 @@ class ComputeCosts:
     def __init__(self) -> None:
         self._latest: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
+        self._changed: set[int] = set()  # widths whose medians are to be found
 
     def told(self, rows: int, seconds: float) -> None:
         latest = self._latest.get(rows)
         if latest is None:
             latest = self._latest[rows] = deque(maxlen=LATEST)
         latest.append(seconds)
-        self._medians[rows] = sorted(latest)[len(latest) // 2]
+        self._changed.add(rows)
 
     def at(self, rows: int) -> float:
         """Of widths that were not seen: on a line through others.  A row more never costs less than nothing."""
+        while self._changed:
+            width = self._changed.pop()
+            self._medians[width] = sorted(self._latest[width])[len(self._latest[width]) // 2]
         known = self._medians
         below = max((width for width in known if width <= rows), default=None)
         if below is None:

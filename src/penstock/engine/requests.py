@@ -10,7 +10,8 @@ from penstock.engine.constraint import Constraint
 from penstock.engine.prefix_cache import Match
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
-from penstock.engine.speculation import Speculator, StepWatch
+from penstock.engine.speculation import Speculator
+from penstock.engine.step_watch import StepWatch
 from penstock.engine.stepping import Begun
 from penstock.engine.steps import Generation, Step
 from penstock.errors import PenstockError

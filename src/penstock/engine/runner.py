@@ -65,6 +65,9 @@ class Runner(ABC):
     def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
         """See `Architecture.settle`."""
 
+    def keep_up(self, wanted: bool) -> None:  # noqa: B027 - who does not know better keeps up
+        """See `Architecture.keep_up`."""
+
     def waits(self) -> tuple[int, float]:
         """So far: bytes of experts that had to come, and seconds that steps waited for them."""
         return 0, 0.0
@@ -149,6 +152,9 @@ class LocalRunner(Runner):
 
     def settle(self, slot: int | None = None) -> None:
         self.model.settle(slot)
+
+    def keep_up(self, wanted: bool) -> None:
+        self.model.keep_up(wanted)
 
     def waits(self) -> tuple[int, float]:
         return self.storage.waits()

@@ -47,6 +47,10 @@ class Session:
         """The tokens processed so far (a copy)."""
         return list(self._tokens)
 
+    def tokens_from(self, position: int) -> list[int]:
+        """Those processed from there on (a copy)."""
+        return self._tokens[position:]
+
     @property
     def lost(self) -> bool:
         """Whether what it remembered went with a machine that is away; feeding it reads its tokens again first."""

@@ -4,11 +4,15 @@ A step reads the next token and some drafts after it; each row of logits says wh
 from these rows one after another exactly as without drafts, from the same random numbers, with the same penalties and
 grammar, for as long as the token drawn is the draft that the next row was computed for.  So text and probabilities
 are the same token for token, whoever drafts: a draft that is wrong is never used, and leaves no trace in the session.
+
+Where drafts do not pay, a step costs what it costs without them.  A drafter that takes time is closed: nothing is
+asked of it until it is tried again for a few steps, and every trial in vain doubles the time to the next one.  An
+answer for which nobody has had a draft for a while rests: of the next few steps nobody takes notice.
 """
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,220 +21,238 @@ from penstock.backend.state import DRAFTS
 from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
 from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.session import Session
-from penstock.engine.stepping import Stepper
+from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
 
 MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
-EXPLORED: Final = 64  # steps without a drafter after which it is tried all the same: things may have changed
-LONGEST: Final = 1024  # likewise, after it was tried again and again: each time it waits for twice as long
-UNKNOWN: Final = 3  # likewise, while little is known of it
-RESTS: Final = 8  # steps for which a drafter that does not promise a gain is not even considered
-ANCHORED: Final = 16  # steps with drafts in a row, then one without: what that costs must be known
+UNKNOWN: Final = 3  # trials at the beginning, and steps between them
+SHORTEST, LONGEST = 64, 1024  # steps between later ones
+TRIED: Final = 4  # steps of a trial, as long as its drafts are right
+RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
+ANCHORED: Final = 24  # steps with drafts in a row, then one without: what that costs must be known
 SLOWLY: Final = 0.05  # share of a new duration in the one to expect
 
 
-class Spent(NamedTuple):
-    """What a step took.  fetched, waited: bytes of experts that had to come, and seconds of waiting for them."""
+class Record:
+    """What is known of a drafter, whoever it drafts for."""
 
-    seconds: float
-    fetched: float = 0.0
-    waited: float = 0.0
+    def __init__(self, name: str) -> None:
+        self.name, self.most = name, MOST[name]
+        self.seconds = 0.0  # of one draft
+        self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
+        self.open = False  # it promised a gain when it was last looked at
+        self.idle = self.trials = (
+            0  # steps since it was last used, and how often it was tried without a promise
+        )
+        self.patience = UNKNOWN  # steps until it is tried
+        self.trying = 0  # steps that are left of a trial
 
+    def begin_trial(self) -> None:
+        self.trials += 1
+        self.trying = TRIED
+        self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
 
-class StepWatch:
-    """How long a step takes, from now on, and what it waits for."""
-
-    def __init__(self, stepper: Stepper):
-        self._stepper, self._waits, self._begin = stepper, stepper.waits, time.perf_counter()
-
-    def spent(self, since: float = 0.0) -> Spent:
-        """since: when the step before it was over, if that was later than this one's beginning"""
-        seconds = time.perf_counter() - max(self._begin, since)
-        fetched, waited = self._stepper.waits
-        return Spent(seconds, max(0, fetched - self._waits[0]), max(0.0, waited - self._waits[1]))
-
-
-class Tally:
-    """Drafts of one drafter that were tried, by their place after the certain token, and those that were right."""
-
-    def __init__(self, most: int) -> None:
-        self.drafted, self.accepted = [0] * most, [0] * most
+    def took(self, drafts: int, seconds: float) -> None:
+        each = seconds / max(1, drafts)
+        known = self.seconds
+        self.seconds = known + SLOWLY * (min(each, 3 * known) - known) if known else each
 
 
 class Speculation:
     """What an engine has learned about drafts: whose are right how often, and what they cost."""
 
     def __init__(self, drafters: Sequence[str]):
-        self.drafters = tuple(drafters)
+        self.records = {name: Record(name) for name in drafters}
         self.costs, self.chances = StepCosts(), Chances()
-        self.draft_seconds = dict.fromkeys(drafters, 0.0)  # of one draft
-        self.tallies = {name: Tally(MOST[name]) for name in drafters}
-        self.idle = dict.fromkeys(drafters, 0)  # steps since a drafter was last tried
-        self.trials = dict.fromkeys(drafters, 0)  # steps in which it was
-        self.patience = dict.fromkeys(drafters, EXPLORED)
         self.in_a_row = 0  # steps with drafts
         self.steps = self.drafting_steps = self.explored = self.tokens = 0
-        self.seconds = self.plain_seconds = (
-            0.0  # of all steps with drafting; what their tokens would have taken
+        # Of all steps with drafting, and what their tokens would have taken.
+        self.seconds = self.plain_seconds = 0.0
+        self.drafting = 0.0  # seconds spent on drafts for the step to come
+        self.is_first = (
+            False  # of a trial: code and memory are not at hand yet, so that it says little about costs
         )
-        self._drafting = 0.0  # seconds spent on drafts for the step to come
 
-    def begin(self, tokens: Sequence[int]) -> "Speculator":
-        """An answer that continues these tokens."""
+    def begin(self) -> "Speculator":
+        """For an answer."""
         makers: dict[str, type[Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
-        return Speculator(self, [makers[name]() for name in self.drafters], tokens)
+        return Speculator(self, [(makers[name](), record) for name, record in self.records.items()])
 
     def told(self, sequences: int, rows: int, tokens: int, spent: Spent) -> None:
         """A step of nothing but answers: how many, its rows, and the tokens that came of it."""
-        self.costs.told(rows, *spent)
+        if not self.is_first:
+            self.costs.told(rows, *spent)
+        self.is_first = False
         self.steps += 1
         self.tokens += tokens
-        self.seconds += spent.seconds + self._drafting
-        self.plain_seconds += (
-            tokens / sequences * self.costs.at(sequences) if rows > sequences else spent.seconds
-        )
-        self._drafting = 0.0
-        self.in_a_row = self.in_a_row + 1 if rows > sequences else 0
+        self.seconds += spent.seconds + self.drafting
+        self.drafting = 0.0
+        if rows > sequences:
+            self.plain_seconds += tokens / sequences * self.costs.at(sequences)
+            self.in_a_row += 1
+            self.drafting_steps += 1
+        else:
+            self.plain_seconds += spent.seconds
+            self.in_a_row = 0
 
-    def asked(self, drafter: str, drafts: int, seconds: float) -> None:
-        """A drafter took so long."""
-        self._drafting += seconds
-        known, each = self.draft_seconds[drafter], seconds / max(1, drafts)
-        self.draft_seconds[drafter] = known + SLOWLY * (min(each, 3 * known) - known) if known else each
-
-    def explores(self, drafter: str) -> bool:
-        """Whether it is time to try a drafter that does not promise a gain."""
-        if self.trials[drafter] <= UNKNOWN:
-            return self.idle[drafter] >= UNKNOWN
-        if self.idle[drafter] < self.patience[drafter]:
-            return False
-        self.patience[drafter] = min(2 * self.patience[drafter], LONGEST)
-        return True
+    def rested(self, steps: int) -> None:
+        """Steps of which nobody took notice."""
+        seconds = steps * self.costs.at(1)
+        self.steps += steps
+        self.tokens += steps
+        self.seconds += seconds
+        self.plain_seconds += seconds
 
     def stats(self) -> dict[str, Any]:
         costs = self.costs
         return {
-            "drafters": list(self.drafters),
+            "drafters": list(self.records),
             "steps": self.steps,
             "steps_with_drafts": self.drafting_steps,
             "steps_to_explore": self.explored,
             "tokens": self.tokens,
-            "drafted": {name: list(tally.drafted) for name, tally in self.tallies.items()},
-            "accepted": {name: list(tally.accepted) for name, tally in self.tallies.items()},
+            "drafted": {name: list(each.drafted) for name, each in self.records.items()},
+            "accepted": {name: list(each.accepted) for name, each in self.records.items()},
             "gain": self.plain_seconds / self.seconds if self.seconds else 1.0,
             "saved_seconds": self.plain_seconds - self.seconds,
             "step_seconds": costs.at(1),
             "row_seconds": costs.at(2) - costs.at(1),
             "row_fetched_bytes": costs.fetch.bytes_at(2) - costs.fetch.bytes_at(1),
-            "draft_seconds": dict(self.draft_seconds),
+            "draft_seconds": {name: each.seconds for name, each in self.records.items()},
         }
 
 
 class Speculator:
-    """One answer's drafts.  Tokens that are certain are pushed; then drafts after the last one may be asked for."""
+    """One answer's drafts.  awake: what the next step takes and gives is wanted here (`told`, `judged`)"""
 
-    def __init__(self, shared: Speculation, drafters: Sequence[Drafter], tokens: Sequence[int]):
+    def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
         self._shared, self._drafters = shared, drafters
-        self._pending: tuple[str, list[Draft]] = ("", [])
-        self.push(tokens)
+        self._pending: tuple[Record, list[Draft]] | None = None
+        self.awake = True
+        self._rest = self._rested = 0  # steps to rest, and how many of these there were
+        self._in_vain = 0  # looks without a draft, since the last one
+        self._known = 0  # tokens that the drafters know
 
-    def push(self, tokens: Sequence[int]) -> None:
-        for drafter in self._drafters:
+    def propose(self, session: Session, token: int, rows: int) -> list[int]:
+        """Drafts after `token`, which is certain and which the session has not read yet, that are worth a place in a
+        step which has so many rows without them."""
+        self.awake = self._rested >= self._rest
+        if not self.awake:
+            self._rested += 1
+            return []
+        tokens = [*session.tokens_from(self._known), token]
+        self._known += len(tokens)
+        for drafter, record in self._drafters:
             drafter.push(tokens)
+            record.idle += 1 + self._rested
+        self._shared.rested(self._rested)
+        found = self._found(session, token, rows)
+        self._in_vain = 0 if found else self._in_vain + 1
+        self._rested = 0
+        self._rest = next((steps for vain, steps in RESTS if self._in_vain > vain), 0)
+        return found
 
-    def propose(self, session: Session, token: int, rows: int, room: int) -> list[int]:
-        """Drafts after `token` that are worth a place in a step which has so many rows without them.  room: how many
-        more it could have."""
-        drafter, drafts = self._chosen(session, token, rows, min(room, DRAFTS))
-        self._pending = (drafter, drafts)
-        return [draft.token for draft in drafts]
-
-    def _chosen(self, session: Session, token: int, rows: int, room: int) -> tuple[str, list[Draft]]:
+    def _found(self, session: Session, token: int, rows: int) -> list[int]:
         shared = self._shared
         if shared.in_a_row >= ANCHORED:
             shared.in_a_row = 0
-            return "", []
-        best: tuple[float, Drafter, list[Draft], int] | None = None
-        for drafter in self._drafters:
-            name, most = drafter.name, min(MOST[drafter.name], room)
+            return []
+        best: tuple[float, Drafter, Record, list[Draft], int] | None = None
+        for drafter, record in self._drafters:
             drafts: list[Draft] = []
             if drafter.free:
-                drafts = drafter.propose(session, token, most, 0.0)
-                most = len(drafts)
-            if not most:
-                continue
-            shared.idle[name] += 1
-            if shared.explores(name):
-                return self._explore(drafter, drafts, session, token)
-            if not drafter.free and shared.idle[name] % RESTS > 1:
-                continue
-            chances = self._chances(drafter, drafts, most)
-            depth, gain = best_depth(chances, rows, shared.costs, shared.draft_seconds[name])
-            if depth and (best is None or gain > best[0]):
-                best = (gain, drafter, drafts, depth)
+                drafts = drafter.propose(session, token, record.most, 0.0)
+                if not drafts:
+                    continue
+            if not record.trying and record.idle > record.patience:
+                record.begin_trial()
+                shared.is_first = True
+            if record.trying:
+                return self._taken(record, self._tried(drafter, drafts, record, session, token, rows))
+            if record.open or drafter.free:
+                room = session.engine.stepper.draft_room(rows, session.position + 1)
+                chances = self._chances(record, drafts, min(record.most, room))
+                depth, gain = best_depth(chances, rows, shared.costs, record.seconds)
+                if record.open != bool(depth):
+                    self._turn(session, record, bool(depth))
+                if depth and (best is None or gain > best[0]):
+                    best = (gain, drafter, record, drafts, depth)
         if best is None:
-            return "", []
-        _, chosen, drafts, depth = best
-        shared.patience[chosen.name] = EXPLORED
-        if not chosen.free:
-            drafts = self._ask(chosen, session, token, rows, depth)
-            depth = len(drafts)
-        self._tried(chosen)
-        return chosen.name, drafts[:depth]
-
-    def _tried(self, drafter: Drafter) -> None:
-        self._shared.idle[drafter.name] = 0
-        self._shared.trials[drafter.name] += 1
-
-    def _explore(
-        self, drafter: Drafter, drafts: list[Draft], session: Session, token: int
-    ) -> tuple[str, list[Draft]]:
-        """A single draft tells whether it is worth more."""
+            return []
+        _, drafter, record, drafts, depth = best
         if not drafter.free:
-            session.engine.loader.settle(
-                session.state.slot
-            )  # what has waited since the last time is not this draft's cost
-            begin = time.perf_counter()
-            drafts = drafter.propose(session, token, 1, 0.0)
-            self._shared.asked(drafter.name, len(drafts), time.perf_counter() - begin)
-        self._tried(drafter)
+            drafts = self._ask(drafter, record, session, token, rows, depth)
+        return self._taken(record, drafts[:depth])
+
+    def _taken(self, record: Record, drafts: list[Draft]) -> list[int]:
+        record.idle = 0
+        self._pending = (record, drafts) if drafts else None
+        return [draft.token for draft in drafts]
+
+    def _turn(self, session: Session, record: Record, is_open: bool) -> None:
+        record.open = is_open
+        if is_open:
+            record.patience = SHORTEST
+        if record.name == "mtp":
+            session.engine.stepper.keep_up(is_open)
+
+    def _tried(
+        self, drafter: Drafter, drafts: list[Draft], record: Record, session: Session, token: int, rows: int
+    ) -> list[Draft]:
+        """A single draft tells whether it is worth more."""
         self._shared.explored += 1
-        return drafter.name, drafts[:1]
-
-    def _ask(self, drafter: Drafter, session: Session, token: int, rows: int, depth: int) -> list[Draft]:
-        """Drafts that cost time; those that turn out to be unlikely are left out."""
-        shared = self._shared
-        if shared.idle[drafter.name] > RESTS:
+        if session.engine.stepper.draft_room(rows, session.position + 1) == 0:
+            return []
+        if not drafter.free:
+            # What has waited since the last time is not this draft's cost.
             session.engine.loader.settle(session.state.slot)
-        begin = time.perf_counter()
-        row = shared.costs.at(rows + 1) - shared.costs.at(rows)
-        each = shared.costs.at(rows) / rows  # what a token costs otherwise
-        drafts = drafter.propose(session, token, depth, row / each if each else 0.0)
-        shared.asked(drafter.name, len(drafts), time.perf_counter() - begin)
+            drafts = self._timed(drafter, record, session, token, 1, 0.0)
+        return drafts[:1]
+
+    def _ask(
+        self, drafter: Drafter, record: Record, session: Session, token: int, rows: int, depth: int
+    ) -> list[Draft]:
+        """Drafts that cost time; those that turn out to be unlikely are left out."""
+        costs = self._shared.costs
+        row = costs.at(rows + 1) - costs.at(rows)
+        each = costs.at(rows) / rows  # what a token costs otherwise
+        drafts = self._timed(drafter, record, session, token, depth, row / each if each else 0.0)
         # What they cost is spent by now.
-        keep, _ = best_depth(self._chances(drafter, drafts, len(drafts)), rows, shared.costs)
-        return drafts[:keep]
+        return drafts[: best_depth(self._chances(record, drafts, len(drafts)), rows, costs)[0]]
 
-    def _chances(self, drafter: Drafter, drafts: Sequence[Draft], most: int) -> list[float]:
-        sure = [draft.sure for draft in drafts] or [-1] * most
-        return [self._shared.chances.of(drafter.name, place, each) for place, each in enumerate(sure)]
+    def _timed(
+        self, drafter: Drafter, record: Record, session: Session, token: int, most: int, least: float
+    ) -> list[Draft]:
+        begin = time.perf_counter()
+        drafts = drafter.propose(session, token, most, least)
+        seconds = time.perf_counter() - begin
+        record.took(len(drafts), seconds)
+        self._shared.drafting += seconds
+        return drafts
 
-    def judged(self, tokens: Sequence[int]) -> tuple[int, int]:
+    def _chances(self, record: Record, drafts: Sequence[Draft], most: int) -> list[float]:
+        sure = [draft.sure for draft in drafts[:most]] or [-1] * most
+        return [self._shared.chances.of(record.name, place, each) for place, each in enumerate(sure)]
+
+    def judged(self, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
         """What the step really gave: drafts that were right, and the token after them.  Says how many drafts there
         were, and how many of them were right."""
-        name, drafts = self._pending
-        shared, accepted = self._shared, 0
-        shared.drafting_steps += bool(drafts)
+        if self._pending is None:
+            return 0, 0
+        (record, drafts), self._pending, accepted = self._pending, None, 0
         for place, draft in enumerate(drafts):
-            tally = shared.tallies[name]
-            tally.drafted[place] += 1
+            record.drafted[place] += 1
             if place < len(tokens):  # those after a wrong one were never looked at
                 right = draft.token == tokens[place]
-                shared.chances.told(name, place, draft.sure, right)
-                tally.accepted[place] += right
+                self._shared.chances.told(record.name, place, draft.sure, right)
+                record.accepted[place] += right
                 accepted += right
-        self._pending = ("", [])
-        self.push(tokens)
+        if record.trying:
+            record.trying = record.trying - 1 if accepted else 0
+            if not record.trying:
+                chances = self._chances(record, [], 1)
+                depth, _ = best_depth(chances, 1, self._shared.costs, record.seconds)
+                self._turn(session, record, bool(depth))
         return len(drafts), accepted
 
 

@@ -14,7 +14,8 @@ from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.requests import Failed, Scored, Slot, UnderWay, Update, Work
 from penstock.engine.scoring import score_prompt
 from penstock.engine.slots import Slots
-from penstock.engine.speculation import StepWatch, verify
+from penstock.engine.speculation import verify
+from penstock.engine.step_watch import StepWatch
 from penstock.engine.stepping import Judge
 from penstock.engine.steps import Step
 from penstock.engine.waiting import WaitingLine
@@ -224,8 +225,8 @@ class StepLoop:
 
     def _advance_by(self, slot: Slot, steps: Sequence[Step], failure: PenstockError | None = None) -> None:
         """An answer goes on by some tokens, or ends with them."""
-        if slot.speculator is not None:
-            drafted, accepted = slot.speculator.judged([step.token for step in steps])
+        if slot.speculator is not None and slot.speculator.awake:
+            drafted, accepted = slot.speculator.judged(slot.session, [step.token for step in steps])
             slot.request.drafted += drafted
             slot.request.accepted += accepted
         for step in steps:

@@ -266,6 +266,12 @@ class Stepper:
         most = min(self._loader.plan.chunk, self.logit_rows) - rows
         return max(0, min(most, self._loader.context - position, self._states.layout.max_rewind))
 
+    def keep_up(self, wanted: bool) -> None:
+        """See `Architecture.keep_up`."""
+        with self._loader.lock:
+            if self._loader.runner is not None:
+                self._loader.runner.keep_up(wanted)
+
     @property
     def waits(self) -> tuple[int, float]:
         """Since the weights were loaded: bytes of experts that had to come, and seconds of waiting for them."""

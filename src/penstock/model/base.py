@@ -76,6 +76,11 @@ class Architecture(ABC):
         together are less likely than `least`."""
 
     @abstractmethod
+    def keep_up(self, wanted: bool) -> None:
+        """Whether the draft block is to know of all tokens that sequences read.  If not, it knows of the last ones of
+        each sequence when it is asked again, which is enough for guesses; until told, it keeps up."""
+
+    @abstractmethod
     def settle(self, slot: int | None = None) -> None:
         """Makes rows that steps left for later: before a sequence's state is read, or (None) the weights leave."""
 

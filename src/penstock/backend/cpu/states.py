@@ -108,7 +108,10 @@ class CpuStates(StatePool):
 
     def keep(self, slot: int, series: int, first: int, rows: NDArray[Any]) -> None:
         """Rows of a step from row `first` on."""
-        if in_place(len(rows)):
+        if len(rows) == 1:
+            own = self.slots[slot].series[series]
+            own[first % len(own)] = rows[0]
+        elif in_place(len(rows)):
             self.write(slot, series, first, rows)
         else:
             self.stage(slot, series, first, len(rows))[...] = rows[-self.capacities[series] :]

@@ -38,6 +38,11 @@ class Waiting:
         self.first = min(self.first, end)
         del self.tokens[max(0, end - self.first) :]
 
+    def forget(self, count: int) -> None:
+        """The oldest pairs stay away."""
+        self.first += count
+        del self.tokens[:count]
+
 
 class DraftBlock:
     """block: its number among the ops' attention blocks."""
@@ -58,11 +63,13 @@ class DraftBlock:
         self._streams = next(n for n, each in enumerate(layout.series) if each.name == f"{DRAFT}.streams")
         spare = layout.capacity(layout.series[self._streams]) - FEW  # positions whose streams are still there
         self._most = min(MOST, spare) if ops.late else 0
+        self._few = min(FEW, self._most)
         self._waiting: dict[int, Waiting] = {}  # by slot
+        self.keeps_up = True  # see `Architecture.keep_up`
 
     def follow(self, streams: Array, step: Step, batch: Any) -> None:
         """Adds the pairs that a step completes: (last streams before it, its first token), and so on."""
-        if step.rows <= min(FEW, self._most):
+        if step.rows <= self._few:
             self._wait(step)
         else:
             for number, slot in enumerate(step.slots):
@@ -76,18 +83,22 @@ class DraftBlock:
         self.ops.keep_streams(self._streams, streams, batch)
 
     def _wait(self, step: Step) -> None:
+        positions, tokens = step.positions.tolist(), step.tokens.tolist()
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
-            position = int(step.positions[start])
+            position = positions[start]
             waiting = self._waiting.get(slot)
             if waiting is None:
                 waiting = self._waiting[slot] = Waiting(max(0, position - 1))
                 if len(self._waiting) > SEQUENCES:
                     del self._waiting[next(iter(self._waiting))]
-            if len(waiting.tokens) + stop - start > self._most:
-                self._catch_up(slot, position)
             waiting.cut(max(0, position - 1))
-            waiting.tokens += step.tokens[start + (position == 0) : stop].tolist()
+            if len(waiting.tokens) + stop - start > self._most:
+                if self.keeps_up:
+                    self.settle(slot)
+                else:
+                    waiting.forget(self._few)
+            waiting.tokens += tokens[start + (position == 0) : stop]
 
     def _catch_up(self, slot: int, position: int) -> None:
         """The window gets the pairs that wait, of a sequence that has read `position` tokens."""

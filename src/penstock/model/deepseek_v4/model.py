@@ -175,6 +175,10 @@ class DeepSeekV4(Architecture):
         self.dense.leave(DRAFT)
         return found
 
+    def keep_up(self, wanted: bool) -> None:
+        if self.draft_block is not None:
+            self.draft_block.keeps_up = wanted
+
     def settle(self, slot: int | None = None) -> None:
         if self.draft_block is not None:
             self.dense.enter(DRAFT)
