@@ -36,8 +36,8 @@ from penstock.weights.types import WeightType
 
 class _Segment(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("out", VOID), ("format", INT), ("tiles", INT), ("pieces", INT), ("rows", INT),
-        ("stride", INT), ("paired", INT), ("slices", INT),
+        ("weights", VOID), ("out", VOID), ("format", INT), ("tiles", INT), ("pieces", INT), ("piece_bytes", INT),
+        ("rows", INT), ("stride", INT), ("paired", INT), ("log_slices", INT),
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ class Dense:
             blocks = card().multiprocessors * (
                 2 if rows <= 4 and 2 * (shared + 1024) <= card().shared_limit + 1024 else 1
             )
-            rounds = sum(-(-m.tiles // (8 // segment.slices)) for m, segment in parts)
+            rounds = sum(-(-m.tiles // (8 >> segment.log_slices)) for m, segment in parts)
             grid = min(max(1, blocks // first.count), rounds) * first.count
             argument = _Dense(
                 (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
@@ -122,7 +122,7 @@ class Dense:
     def _kernels(self, parts: list[_Part]) -> Module:
         """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
         formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
-        source = "ANYTHING"
+        source = "ROWS"
         if isinstance(self._x, Image):
             source = "IMAGE"
         elif isinstance(self._x, DigitVectors):
@@ -151,10 +151,10 @@ def slices_of(m: Packed) -> int:
 
 
 def _segment(m: Packed, out: torch.Tensor) -> _Segment:
-    pieces = m.cells * CELL // _piece(m.kind)[1]
+    size, columns = _piece(m.kind)
     return _Segment(
-        address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, pieces, m.rows, out.stride(0),
-        int(m.paired), slices_of(m),
+        address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, m.cells * CELL // columns, size, m.rows,
+        out.stride(0), int(m.paired), slices_of(m).bit_length() - 1,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ _ROUTER_PIECE = LAYOUTS[types.F16].cell_bytes // 2
 
 class _RouterPart(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("out", VOID), ("counter", VOID), ("tiles", INT), ("pieces", INT), ("slices", INT),
+        ("weights", VOID), ("out", VOID), ("counter", VOID), ("tiles", INT), ("log_slices", INT), ("pieces", INT),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class _Up(ctypes.Structure):
         ("routing", RoutingArgument), ("chosen", VOID), ("jobs", VOID),
         ("inputs", InputsArgument), ("digits", DigitOutputArgument), ("shared_digits", DigitOutputArgument),
         ("tiles", INT), ("cells", INT), ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
-        ("shared_slices", INT), ("stages", INT), ("stage_bytes", INT), ("pack", INT), ("depth", INT),
+        ("log_shared_slices", INT), ("stages", INT), ("stage_bytes", INT), ("pack", INT), ("depth", INT),
         ("early_bytes", INT),
         ("limit", FLOAT), ("shared_limit", FLOAT),
     )  # fmt: skip
@@ -116,8 +116,8 @@ class Up:
                 address(router.logits),
                 address(router.counter),
                 gate.tiles,
-                pieces,
-                slices,
+                slices.bit_length() - 1,
+                pieces // slices,
             )
             early = max(early, _whole(pieces // slices * _ROUTER_PIECE // 4 + rows * (columns + 16)))
         fixed = _BARRIERS + CHOICE_BYTES + input_bytes(columns, rows, forms) + early
@@ -130,7 +130,7 @@ class Up:
             address(weights.data), address(shared.data if shared else None), along, address(grid), router.argument(),
             address(router.chosen), address(router.jobs), inputs_argument(x, None, 0.0, weights.columns),
             acts.argument(), shared_acts.argument() if shared_acts else DigitOutputArgument(), weights.tiles,
-            weights.cells, rows, columns, forms, weights.rows, slices_of(shared) if shared else 1, stages, stage,
+            weights.cells, rows, columns, forms, weights.rows, slices_of(shared).bit_length() - 1 if shared else 0, stages, stage,
             pack, depth, early, limit, shared_limit,
         )  # fmt: skip
         self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid)
@@ -156,7 +156,7 @@ class Down:
         slices = _DOWN_WARPS
         while slices > cells:
             slices //= 2
-        part, factors = rows * 16, (rows * router.count * _JOB_ROWS + rows) * -(-cells // slices)
+        part, factors = rows * 16, (rows * router.count + rows) * -(-cells // slices)
         log_vectors = 3 if rows <= FEW else 2
         own = (
             (_DOWN_WARPS * 2 * CELL << log_vectors)

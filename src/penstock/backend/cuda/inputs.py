@@ -15,9 +15,7 @@ from penstock.weights import types
 from penstock.weights.types import WeightType
 
 MAX_ROWS = 8
-SCRATCH = (
-    1024 + (2 * 8 * 64 + 32) * 4
-)  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
+SCRATCH = 1024 + 2 * 8 * 64 * 4  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
 
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
 _FORMS = {

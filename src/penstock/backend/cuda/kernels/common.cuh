@@ -120,6 +120,9 @@ PS_DEVICE void wait_until(const u32* counter, u32 value) {
 
 PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
+// Brings what lies at `p` nearer: into the second-level cache, where it is always the newest.
+PS_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 PS_DEVICE uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 PS_DEVICE uint2 load8(const void* p) { return *static_cast<const uint2*>(p); }
 PS_DEVICE u32 load4(const void* p) { return *static_cast<const u32*>(p); }
@@ -149,6 +152,9 @@ PS_DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* bar) {
                  : "memory");
 }
 PS_DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// What this thread has written to shared memory comes before bulk copies that are asked for behind a barrier.
+PS_DEVICE void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A warp's own ring of stages.  Nobody else touches it, so one barrier a stage (full) is enough: the warp refills a
 // stage after it has read it.

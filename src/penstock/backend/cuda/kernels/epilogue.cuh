@@ -39,7 +39,7 @@ PS_DEVICE void write_digits(const DigitOutput& out, int vector, int cell, int la
     const float4* from = reinterpret_cast<const float4*>(out.values + at * CELL + lane * 8);
     const float4 a = __ldcg(from), b = __ldcg(from + 1);  // written by other SMs: not from this one's L1
     const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    const Digits d = to_digits(v);
+    const Digits d = to_digits(v, largest_of(v));
     u8* to = out.digits + at * 2 * CELL + lane * 8;
     *reinterpret_cast<uint2*>(to) = d.high;
     *reinterpret_cast<uint2*>(to + CELL) = d.low;

@@ -224,11 +224,11 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
     let_next_start();
     wait_for_previous();
     for (int cell = warp; cell < cells; cell += 8) {
-        float v[8], sum, most = 0;
-        load_cell(p.inputs, row, cell, lane, v, sum);
-#pragma unroll
-        for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
-        sum = warp_sum(sum), most = warp_max(most);
+        float v[8];
+        load_cell(p.inputs, row, cell, lane, v);
+        const float sum = warp_sum(squares_of(v));
+        if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
+        const float most = largest_of(v);
         if (lane == 0) squares[cell] = sum, largest[cell] = most;
     }
     __syncthreads();
@@ -237,10 +237,15 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
     if (p.forms & HALVES && threadIdx.x == 0)
         reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
     for (int cell = warp; cell < cells; cell += 8) {
-        float v[8], sum;
-        load_cell(p.inputs, row, cell, lane, v, sum);
+        float v[8];
+        load_cell(p.inputs, row, cell, lane, v);
+        if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
+        if (p.forms & DIGITS) {  // as `prepare` does it: the norm goes into their scale
+            const Digits d = to_digits(v, largest[cell]);
+            store_digits(p.image, plan, row, cell, lane, {d.high, d.low, d.scale * scale.factor});
+        }
 #pragma unroll
         for (int e = 0; e < 8; e++) v[e] *= scale.factor;
-        store_cell(plan, p.image, row, cell, lane, v, scale.up);
+        store_floating(plan, p.image, row, cell, lane, v, scale.up);
     }
 }

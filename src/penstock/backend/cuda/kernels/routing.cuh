@@ -4,7 +4,7 @@
 
 #include "common.cuh"
 
-constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_PAIRS = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12;
+constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_PAIRS = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12, MAX_PARTS = 8;
 
 struct Routing {
     const float* logits;  // [parts, rows, experts]: parts add up to logits
@@ -24,65 +24,84 @@ struct Chosen {
 // An expert and up to four of the rows that chose it: as many as one tensor-core operand has room for, both digits.
 constexpr int JOB_ROWS = 4;
 struct Job {
-    int expert, rows;    // rows: how many
-    int row[JOB_ROWS];
-    int slot[JOB_ROWS];  // the expert's place in the row's choice
-    float weight[JOB_ROWS];
+    int expert, rows, first;  // rows: how many; first: of its pairs
+    int row[JOB_ROWS], padding;
 };
 struct Jobs {
-    int count, padding[3];
-    Job job[MAX_PAIRS];  // rising by expert, so that a row's experts come in an order of its own
+    int count, pairs, padding[2];
+    int vector[MAX_PAIRS];    // a pair of row and expert, in the jobs' order: row · count + the expert's place in the row's choice
+    float weight[MAX_PAIRS];
+    Job job[MAX_PAIRS];       // rising by expert, so that a row's experts come in an order of its own
 };
-constexpr int JOB_WORDS = sizeof(Job) / 4;
+constexpr int JOB_WORDS = sizeof(Job) / 4, WORDS_BEFORE_JOBS = 4 + 2 * MAX_PAIRS;
+
+constexpr int MAX_EXPERTS = MAX_PER_LANE * WARP;
 
 // In shared memory.
 struct Choice {
     Chosen chosen;
-    int before[MAX_PAIRS];  // rows before this pair's that chose its expert; −1: not a pair
+    u32 rows_of[MAX_EXPERTS];       // a bit for every row that chose the expert
+    u32 jobs_before[MAX_PER_LANE];  // of the experts of the warps before: jobs, and pairs in the upper half
     Jobs jobs;
 };
 
-__device__ __noinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
+// sqrt(log(1 + e^x)), to about 3e-7 of it.  log(1 + t) = 2 atanh z, z = t / (2 + t) ≤ 1/3: a few products where log1pf has a branch and
+// forty instructions, one behind the other.
+PS_DEVICE float router_score(float x) {
+    const float t = expf(-fabsf(x)), z = __fdividef(t, 2.0f + t), square = z * z;
+    float series = 2.0f / 15;
+#pragma unroll
+    for (int k = 13; k > 0; k -= 2) series = fmaf(series, square, 2.0f / k);
+    float score;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(score) : "f"(fmaf(series, z, fmaxf(x, 0.0f))));
+    return score;
+}
 
 // Scores in an order that integers have too; never 0.
 PS_DEVICE u32 score_key(float score) { return static_cast<u32>(rank_of(score, 0) >> 32); }
 
-// One warp, one row: the best `count` keys, ties to the lower id, or the table's → ids and weights [count]
+// One warp, one row: the best `count` keys, ties to the lower id, or the table's → ids and weights [count].  Every step of this is waited
+// for, so the steps are short: what lanes can do side by side they do.
 template <class Key, class Score>
 PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights, const Key& key, const Score& score_of) {
-    int mine = 0;  // lane k: the id of place k
     if (r.table) {
-        if (lane < r.count) mine = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
+        if (lane < r.count) ids[lane] = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
     } else {
         u32 keys[MAX_PER_LANE];  // 0: none, or taken
 #pragma unroll
         for (int j = 0; j < MAX_PER_LANE; j++) {
-            keys[j] = 0;
-            if (j * WARP >= r.experts) continue;  // the same for all lanes
             const int e = lane + j * WARP;
-            if (e < r.experts) keys[j] = key(e);
+            keys[j] = e < r.experts ? key(e) : 0;
         }
 #pragma unroll 1
         for (int k = 0; k < r.count; k++) {
-            u32 best = 0, id = 0xffffffffu;
+            u32 best[MAX_PER_LANE], own = 0;  // own: which of this lane's keys is the best one
 #pragma unroll
-            for (int j = MAX_PER_LANE - 1; j >= 0; j--)
-                if (keys[j] >= best && keys[j]) best = keys[j], id = lane + j * WARP;
-            const u32 top = __reduce_max_sync(ALL, best);
-            const u32 chosen = __reduce_min_sync(ALL, best == top ? id : 0xffffffffu);
+            for (int j = 0; j < MAX_PER_LANE; j++) best[j] = keys[j];
 #pragma unroll
-            for (int j = 0; j < MAX_PER_LANE; j++) keys[j] = chosen == lane + j * WARP ? 0u : keys[j];
-            if (lane == k) mine = static_cast<int>(chosen);
+            for (int d = 1; d < MAX_PER_LANE; d *= 2)
+#pragma unroll
+                for (int j = 0; j + d < MAX_PER_LANE; j += 2 * d) best[j] = max(best[j], best[j + d]);
+            const u32 top = __reduce_max_sync(ALL, best[0]);
+#pragma unroll
+            for (int j = 0; j < MAX_PER_LANE; j++) own |= keys[j] == top ? 1u << j : 0;
+            const u32 place = __ffs(own) - 1, id = own ? lane + place * WARP : 0xffffffffu;
+            u32 lanes = __ballot_sync(ALL, own);
+            if (lanes & (lanes - 1)) lanes = __ballot_sync(ALL, id == __reduce_min_sync(ALL, id));
+            if (lanes >> lane & 1) {
+                ids[k] = static_cast<int>(id);
+#pragma unroll
+                for (int j = 0; j < MAX_PER_LANE; j++) keys[j] = j == place ? 0u : keys[j];
+            }
         }
     }
-    const float score = lane < r.count ? score_of(mine) : 0.0f;
-    float sum = 1e-20f;
-#pragma unroll 1
-    for (int k = 0; k < r.count; k++) sum += __shfl_sync(ALL, score, k);
-    if (lane < r.count) {
-        ids[lane] = mine;
-        weights[lane] = (r.normalize ? score / sum : score) * r.scale;
-    }
+    __syncwarp();
+    float scores[MAX_COUNT], sum = 1e-20f;
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) scores[k] = k < r.count ? score_of(ids[k]) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) sum += scores[k];
+    if (lane < r.count) weights[lane] = (r.normalize ? __fdiv_rn(score_of(ids[lane]), sum) : score_of(ids[lane])) * r.scale;
 }
 
 // The same from logits in memory.
@@ -95,40 +114,39 @@ PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* 
 
 // One warp.  A table may name an expert twice: its first place has the weight of both.
 PS_DEVICE void jobs_of_one_row(const Routing& r, Choice& c, int lane) {
-    __syncwarp();
-    const int id = lane < r.count ? c.chosen.ids[0][lane] : -1;
-    const float own = lane < r.count ? c.chosen.weights[0][lane] : 0.0f;
-    bool again = false;
-    float weight = 0;
     int job = 0;
-#pragma unroll 1
-    for (int k = 0; k < r.count; k++) {
-        const float other = __shfl_sync(ALL, own, k);
-        if (__shfl_sync(ALL, id, k) == id) weight += other, again |= k < lane;
+    float weight = 0;
+    bool again = false;
+    const int id = c.chosen.ids[0][lane % MAX_COUNT];
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) {
+        if (k >= r.count) continue;
+        const int other = c.chosen.ids[0][k];
+        if (other == id) weight += c.chosen.weights[0][k], again |= k < lane;
     }
-    const bool first = lane < r.count && !again;
-    const u32 firsts = __ballot_sync(ALL, first);
-#pragma unroll 1
-    for (int k = 0; k < r.count; k++) {
-        const int other = __shfl_sync(ALL, id, k);
-        job += (firsts >> k & 1) && other < id;
-    }
-    if (first) {
+    const u32 firsts = __ballot_sync(ALL, lane < r.count && !again);  // places that no earlier one has the same id as
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) job += (firsts >> k & 1) && c.chosen.ids[0][k] < id;
+    if (firsts >> lane & 1) {
         Job& to = c.jobs.job[job];
-        to.expert = id, to.rows = 1, to.row[0] = 0, to.slot[0] = lane, to.weight[0] = weight;
+        to.expert = id, to.rows = 1, to.first = job, to.row[0] = 0;
+        c.jobs.vector[job] = lane, c.jobs.weight[job] = weight;
     }
-    if (lane == 0) c.jobs.count = __popc(firsts);
+    if (lane == 0) c.jobs.count = c.jobs.pairs = __popc(firsts);
 }
 
-// All threads of a block.  scratch: two numbers for every row and expert.  Pair i is (row i / 8, place i % 8).
+// All threads of a block, at least as many as experts.  scratch: two numbers for every row and expert.
 PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, i = threadIdx.x, all = rows * r.experts;
     u32* keys = reinterpret_cast<u32*>(scratch + all);
+    if (i < r.experts) c.rows_of[i] = 0;
 #pragma unroll 1
     for (int k = i; k < all; k += blockDim.x) {
-        float logit = 0;
-#pragma unroll 4
-        for (int part = 0; part < r.parts; part++) logit += __ldcg(r.logits + part * all + k);
+        float parts[MAX_PARTS], logit = 0;
+#pragma unroll
+        for (int part = 0; part < MAX_PARTS; part++) parts[part] = part < r.parts ? __ldcg(r.logits + part * all + k) : 0.0f;
+#pragma unroll
+        for (int part = 0; part < MAX_PARTS; part++) logit += parts[part];
         const float score = router_score(logit);
         scratch[k] = score;
         keys[k] = score_key(score + (r.bias ? r.bias[k % r.experts] : 0.0f));
@@ -139,68 +157,69 @@ PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
         const int first = row * r.experts;
         choose_row(r, row, lane, c.chosen.ids[row], c.chosen.weights[row], [&](int e) { return keys[first + e]; },
                    [&](int e) { return scratch[first + e]; });
-    }
-    if (rows == 1) {
-        if (warp == 0) jobs_of_one_row(r, c, lane);
-        __syncthreads();
-        return;
+        __syncwarp();
+        if (rows == 1) jobs_of_one_row(r, c, lane);
+        else if (const u32 id = lane < r.count ? c.chosen.ids[row][lane] : MAX_EXPERTS; id < MAX_EXPERTS) atomicOr(&c.rows_of[id], 1u << row);
     }
     __syncthreads();
-    const int row = i / MAX_COUNT, place = i % MAX_COUNT, pairs = rows * MAX_COUNT;
-    const int* ids = &c.chosen.ids[0][0];
-    int id = 0, before = -1;
-    float weight = 0;
-    if (i < pairs) {
-        if (place < r.count) {
-            id = ids[i], before = 0;
-#pragma unroll 1
-            for (int k = 0; k < row; k++) {
-                bool has = false;
-#pragma unroll 1
-                for (int j = 0; j < r.count; j++) has |= ids[k * MAX_COUNT + j] == id;
-                before += has;
-            }
-#pragma unroll 1
-            for (int j = 0; j < r.count; j++) {  // a table may name an expert twice: its first place has the weight of both
-                if (ids[row * MAX_COUNT + j] != id) continue;
-                if (j < place) before = -1;
-                weight += c.chosen.weights[row][j];
-            }
-        }
-        c.before[i] = before;
+    if (rows == 1) return;
+    // An expert a thread: how many jobs and pairs are before its own, by bits that the warp counts.
+    const u32 mine = i < r.experts ? c.rows_of[i] : 0, before = (1u << lane) - 1;
+    const int pairs = __popc(mine), jobs = (pairs + JOB_ROWS - 1) / JOB_ROWS;
+    u32 sums = 0, total = 0;  // jobs, and pairs in the upper half
+#pragma unroll
+    for (int bit = 0; bit < 4; bit++) {  // at most eight pairs
+        const u32 has = __ballot_sync(ALL, pairs >> bit & 1);
+        sums += __popc(has & before) << (16 + bit), total += __popc(has) << (16 + bit);
     }
+#pragma unroll
+    for (int bit = 0; bit < 2; bit++) {  // at most two jobs
+        const u32 has = __ballot_sync(ALL, jobs >> bit & 1);
+        sums += __popc(has & before) << bit, total += __popc(has) << bit;
+    }
+    if (lane == 0 && warp < MAX_PER_LANE) c.jobs_before[warp] = total;
     __syncthreads();
-    if (i < pairs) {
-        int job = before / JOB_ROWS, count = 0;
-#pragma unroll 2
-        for (int j = 0; j < pairs; j++) {
-            const bool begins = c.before[j] >= 0 && c.before[j] % JOB_ROWS == 0;
-            count += begins, job += begins && ids[j] < id;
-        }
-        if (before >= 0) {
-            const int at = before % JOB_ROWS;
+    const int warps = (r.experts + WARP - 1) / WARP;
+    if (i == 0) {
+        u32 every = 0;
+#pragma unroll 1
+        for (int w = 0; w < warps; w++) every += c.jobs_before[w];
+        c.jobs.count = every & 0xffff, c.jobs.pairs = every >> 16;
+    }
+    if (mine) {
+#pragma unroll 1
+        for (int w = 0; w < warp; w++) sums += c.jobs_before[w];
+        int job = sums & 0xffff, pair = sums >> 16, at = 0;
+#pragma unroll 1
+        for (u32 left = mine; left; left &= left - 1, pair++) {
+            const int row = __ffs(left) - 1;
+            int place = -1;
+            float weight = 0;
+#pragma unroll 1
+            for (int k = 0; k < r.count; k++) {  // a table may name an expert twice: its first place has the weight of both
+                if (c.chosen.ids[row][k] != i) continue;
+                if (place < 0) place = k;
+                weight += c.chosen.weights[row][k];
+            }
+            c.jobs.vector[pair] = row * r.count + place, c.jobs.weight[pair] = weight;
             Job& to = c.jobs.job[job];
-            to.expert = id, to.row[at] = row, to.slot[at] = place, to.weight[at] = weight;
-            int together = at + 1;  // whoever comes last in the job says how many they are
-#pragma unroll 1
-            for (int j = (row + 1) * MAX_COUNT; j < pairs; j++)
-                if (c.before[j] > before && ids[j] == id) together = 0;
-            if (together || at == JOB_ROWS - 1) to.rows = at + 1;
+            if (at == 0) to.expert = i, to.first = pair;
+            to.row[at++] = row, to.rows = at;
+            if (at == JOB_ROWS) at = 0, job++;
         }
-        if (i == 0) c.jobs.count = count;
     }
     __syncthreads();
 }
 
 // All threads of a block: jobs ↔ memory
 PS_DEVICE void write_jobs(const Jobs& from, Jobs* to) {
-    for (int i = threadIdx.x; i < 4 + from.count * JOB_WORDS; i += blockDim.x)
+    for (int i = threadIdx.x; i < WORDS_BEFORE_JOBS + from.count * JOB_WORDS; i += blockDim.x)
         reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(&from)[i];
     __threadfence();
     __syncthreads();
 }
 PS_DEVICE void read_jobs(const Jobs* from, Jobs& to, int most) {
-    for (int i = threadIdx.x; i < 4 + most * JOB_WORDS; i += blockDim.x)
+    for (int i = threadIdx.x; i < WORDS_BEFORE_JOBS + most * JOB_WORDS; i += blockDim.x)
         reinterpret_cast<u32*>(&to)[i] = __ldcg(reinterpret_cast<const u32*>(from) + i);
     __syncthreads();
 }
