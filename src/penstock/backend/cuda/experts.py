@@ -64,7 +64,7 @@ class _Down(ctypes.Structure):
         ("weights", VOID), ("shared_weights", VOID), ("grid", VOID), ("jobs", VOID), ("counter", VOID),
         ("digits", VOID), ("scales", VOID), ("shared_digits", VOID), ("shared_scales", VOID), ("out", VOID),
         ("tiles", INT), ("cells", INT), ("rows", INT), ("width", INT), ("count", INT),
-        ("stages", INT), ("stage_bytes", INT), ("log_vectors", INT),
+        ("stages", INT), ("stage_bytes", INT), ("log_vectors", INT), ("ahead", VOID), ("ahead_bytes", INT),
     )  # fmt: skip
 
 
@@ -143,11 +143,13 @@ class Up:
 class Down:
     """out [rows, width] = the routed experts' outputs, weighted, plus the shared expert's.
 
-    It reads what `Up`, which must be the kernel before it, has chosen, before it waits for it."""
+    It reads what `Up`, which must be the kernel before it, has chosen, before it waits for it.
+    ahead: what the next kernel reads that does not come from this one, to be brought nearer meanwhile."""
 
     def __init__(
         self, weights: Packed, router: Router, acts: DigitVectors, out: torch.Tensor, rows: int,
-        shared: Packed | None = None, shared_acts: DigitVectors | None = None, stages: int = 3,
+        shared: Packed | None = None, shared_acts: DigitVectors | None = None, ahead: torch.Tensor | None = None,
+        stages: int = 3,
     ):  # fmt: skip
         kind, cells = weights.kind, weights.cells
         stage = max(
@@ -178,9 +180,10 @@ class Down:
             address(router.counter), address(acts.digits), address(acts.scales),
             address(shared_acts.digits if shared_acts else None),
             address(shared_acts.scales if shared_acts else None), address(out), weights.tiles, cells, rows,
-            weights.rows, router.count, stages, stage, log_vectors,
+            weights.rows, router.count, stages, stage, log_vectors, address(ahead),
+            0 if ahead is None else ahead.nbytes,
         )  # fmt: skip
-        self._keep = (weights, router, acts, out, shared, shared_acts, grid)
+        self._keep = (weights, router, acts, out, shared, shared_acts, grid, ahead)
         self._kernel = _experts(kind).kernel("experts_down", size)
 
     def launch(self, overlap: bool = True) -> None:

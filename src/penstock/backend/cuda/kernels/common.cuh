@@ -123,6 +123,11 @@ PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_gen
 // Brings what lies at `p` nearer: into the second-level cache, where it is always the newest.
 PS_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// All blocks: the same for many bytes.
+PS_DEVICE void fetch_ahead(const char* from, int bytes) {
+    if (const int at = (threadIdx.x * gridDim.x + blockIdx.x) * 128; at < bytes) prefetch(from + at);
+}
+
 PS_DEVICE uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 PS_DEVICE uint2 load8(const void* p) { return *static_cast<const uint2*>(p); }
 PS_DEVICE u32 load4(const void* p) { return *static_cast<const u32*>(p); }

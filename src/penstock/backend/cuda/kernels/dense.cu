@@ -29,6 +29,8 @@ struct Dense {
     DigitOutput digits;  // of the first segment's output; digits null: none
     int count, groups, rows, columns, forms;
     int stages, stage_bytes, depth;  // depth: tiles of a warp whose partial sums are kept
+    const char* ahead;  // what the kernel behind this one will read first, so that it is nearer then; or null
+    int ahead_bytes;
     int late;  // the next kernel may start only when the one before this has ended: it reads what that one wrote
     float limit;
 };
@@ -184,17 +186,19 @@ PS_DEVICE void dense(const Dense& p) {
 #pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
     if (!p.late) let_next_start();
+    fetch_ahead(p.ahead, p.ahead_bytes);
     if constexpr (SOURCE == ROWS) {
         Inputs inputs = p.inputs;
         inputs.x += group * inputs.width;
-        if (inputs.norm && threadIdx.x * WARP < inputs.width) prefetch(inputs.norm + threadIdx.x * WARP);
-        wait_for_previous();
-        if (p.late) let_next_start();
-        prepare<WARPS>(inputs, plan, x, scratch);
+        prepare<WARPS>(inputs, plan, x, scratch, [&] {
+            wait_for_previous();
+            if (p.late) let_next_start();
+        });
     } else {
         wait_for_previous();
         if (p.late) let_next_start();
-        fetch<SOURCE>(p.inputs, plan, x, image_bar, group);
+        if (threadIdx.x == 0) fetch_image(p.inputs, plan, x, group, image_bar);
+        barrier_wait(image_bar, 0);
     }
 
 #pragma unroll 1

@@ -340,6 +340,8 @@ struct Down {
     float* out;                  // [rows, width]
     int tiles, cells, rows, width, count;  // count: experts of a row
     int stages, stage_bytes, log_vectors;  // 1 << log_vectors: vectors of a warp on their way
+    const char* ahead;                     // what the kernel behind this one will read first, so that it is nearer then; or null
+    int ahead_bytes;
 };
 
 constexpr int LOG_DOWN_WARPS = 3, DOWN_WARPS = 1 << LOG_DOWN_WARPS;
@@ -451,6 +453,7 @@ PS_DEVICE void down(const Down& p) {
     pieces = shared_n + (jobs.count * n + pack - 1) / pack;
     refill(true);
     let_next_start();
+    fetch_ahead(p.ahead, p.ahead_bytes);
     wait_for_previous();
     if (p.counter && blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
 

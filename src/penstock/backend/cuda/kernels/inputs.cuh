@@ -94,15 +94,13 @@ PS_DEVICE void store_digits(char* at, const InputPlan& p, int row, int cell, int
     if (lane == 0) scales[cell * 8 + row] = d.scale;
 }
 
-// Rows of floats, or of digits that the kernel before has made; `norm`: divided by their root mean square and multiplied with it.
+// Rows of floats, or an image that the kernel before has made; `norm`: divided by their root mean square and multiplied with it.
 struct Inputs {
-    const float* x;       // [rows, stride] or null
-    const u8* digits;     // [rows, cells, 2, 256] or null
-    const float* scales;  // [rows, cells] with digits
-    const float* norm;    // [width] or null
-    const char* image;    // or null: all forms as they shall lie in shared memory, made by the kernel before
-    int image_forms;      // the forms it holds; with groups one image follows the other
-    int stride, width;    // numbers in a row; columns behind them are zeros
+    const float* x;     // [rows, stride] or null
+    const float* norm;  // [width] or null
+    const char* image;  // or null: all forms as they shall lie in shared memory, made by the kernel before
+    int image_forms;    // the forms it holds; with groups one image follows the other
+    int stride, width;  // numbers in a row; columns behind them are zeros
     float eps;
 };
 
@@ -202,36 +200,27 @@ PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int g
     bulk_copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
 }
 
-// Where a kernel's inputs come from: an image, digits that the kernel before has made, or rows of floats.  Code that is never run still
-// has to be fetched past, and most of a decode kernel's instructions run once: kernels are made for the source they have.
-enum Source { IMAGE, READY_DIGITS, ROWS };
-
-// All threads of the block, after the kernel before has ended; at most 64 cells.  `bar` was initialised before a barrier of the block.
-template <Source SOURCE>
-PS_DEVICE void fetch(const Inputs& in, const InputPlan& p, char* at, u64* bar, int group) {
-    const int cells = p.columns / CELL, planes = 2 * p.rows * cells;
-    if (SOURCE == IMAGE && threadIdx.x == 0) fetch_image(in, p, at, group, bar);
-    if (SOURCE == READY_DIGITS) {
-        if (threadIdx.x == 0) barrier_expect(bar, planes * CELL);
-        __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < planes; i += blockDim.x) {  // [rows, cells, 2]
-            const int row = i / (2 * cells), cell = i / 2 - row * cells;
-            bulk_copy(at + (2 * row + i % 2) * p.digit_stride() + cell * CELL, in.digits + static_cast<size_t>(i) * CELL, CELL, bar);
-            if (i % 2) reinterpret_cast<float*>(at + p.scales_at())[cell * 8 + row] = __ldcg(in.scales + i / 2);
-        }
-        __syncthreads();
-    }
-    barrier_wait(bar, 0);
-}
+// Where a kernel's inputs come from: an image or rows of floats.  Code that is never run still has to be fetched past, and most of a decode
+// kernel's instructions run once: kernels are made for the source they have.
+enum Source { IMAGE, ROWS };
 
 // All threads of a block of WARPS warps: the forms of rows of floats.  Squares are added within a cell, then over the cells: an order that
 // depends on neither the number of warps nor that of rows.  Digits do not wait for the norm, which goes into their scale.
-template <int WARPS>
-PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch) {
+// wait: until the kernel before has ended.
+template <int WARPS, class Wait>
+PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch, const Wait& wait) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL, all = p.rows * cells;
     float* scales = reinterpret_cast<float*>(at + p.scales_at());
-    float v[8], next[8];
+    float v[8], next[8], weights[8];
+    int weights_of = warp % cells;  // the cell whose weights those are
+    if (in.norm) load_eight(in.norm, weights_of * CELL + lane * 8, in.width, weights);
+    wait();
+    auto multiply = [&](int cell) {
+        if (!in.norm) return;
+        if (cell != weights_of) load_eight(in.norm, cell * CELL + lane * 8, in.width, weights), weights_of = cell;
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= weights[j];
+    };
     if (warp < all) load_cell(in, warp / cells, warp % cells, lane, next);
 #pragma unroll 1
     for (int i = warp; i < all; i += WARPS) {
@@ -240,7 +229,7 @@ PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* sc
         for (int j = 0; j < 8; j++) v[j] = next[j];
         if (after < all) load_cell(in, after / cells, after % cells, lane, next);
         const float squares = warp_sum(squares_of(v));
-        if (in.norm) multiply_cell(in, cell, lane, v);
+        multiply(cell);
         const float largest = largest_of(v);
         if (p.forms & DIGITS) store_digits(at, p, row, cell, lane, to_digits(v, largest));
         if (lane == 0) scratch[row * 64 + cell] = squares, scratch[512 + row * 64 + cell] = largest;
@@ -256,7 +245,7 @@ PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* sc
         if (lane == 0 && cell == 0) scales[cells * 8 + row] = whole.down;
         if (all > WARPS) {  // else they are those that the warp has
             load_cell(in, row, cell, lane, v);
-            if (in.norm) multiply_cell(in, cell, lane, v);
+            multiply(cell);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= whole.factor;
