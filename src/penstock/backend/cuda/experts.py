@@ -13,6 +13,7 @@ from penstock.backend.cuda.dense import slices_of
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
     DIGITS,
+    FEW,
     FLOAT,
     INT,
     VOID,
@@ -33,7 +34,6 @@ from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
-FEW = 2  # rows that there is room for negated, and that take the shared expert along
 _JOB_ROWS, _UP_WARPS, _DOWN_WARPS = 4, 16, 8  # of experts.cu
 _BARRIERS = 1024
 _GRID_BYTES = 256 * 16 * 8  # the IQ2_XXS grid in shared memory
@@ -106,7 +106,7 @@ class Up:
         pack = 2 if rows <= FEW and weights.cells > 8 and 4 * cell <= 4608 else 1
         stage = max(2 * pack * cell, _SHARED_CELL if shared else 0)
         part, depth = 2 * min(rows, _JOB_ROWS) * 16, 3 if rows <= FEW else 4
-        early = _whole(max(depth * _UP_WARPS * part, 2 * rows * router.experts))
+        early = _whole(max(depth * _UP_WARPS * part, 2 * rows * (-(-router.experts // 32) * 32)))
         early += _GRID_BYTES if kind is types.IQ2_XXS else 0
         along = _RouterPart()
         if gate is not None:
@@ -130,8 +130,8 @@ class Up:
             address(weights.data), address(shared.data if shared else None), along, address(grid), router.argument(),
             address(router.chosen), address(router.jobs), inputs_argument(x, None, 0.0, weights.columns),
             acts.argument(), shared_acts.argument() if shared_acts else DigitOutputArgument(), weights.tiles,
-            weights.cells, rows, columns, forms, weights.rows, slices_of(shared).bit_length() - 1 if shared else 0, stages, stage,
-            pack, depth, early, limit, shared_limit,
+            weights.cells, rows, columns, forms, weights.rows, slices_of(shared).bit_length() - 1 if shared else 0,
+            stages, stage, pack, depth, early, limit, shared_limit,
         )  # fmt: skip
         self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid)
         self._kernel = _experts(kind).kernel(f"experts_up_{'few' if rows <= FEW else 'many'}", size)

@@ -15,6 +15,7 @@ from penstock.weights import types
 from penstock.weights.types import WeightType
 
 MAX_ROWS = 8
+FEW = 2  # rows for which there is room: for inputs negated, for the shared expert along with the others
 SCRATCH = 1024 + 2 * 8 * 64 * 4  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
 
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
@@ -44,7 +45,8 @@ class InputsArgument(ctypes.Structure):
 class DigitOutputArgument(ctypes.Structure):
     _fields_ = (
         ("values", VOID), ("digits", VOID), ("scales", VOID), ("counters", VOID), ("cells", INT),
-        ("vector_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT), ("vector_scales", INT), ("cell_scales", INT),
+        ("vector_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT), ("vector_scales", INT),
+        ("cell_scales", INT),
     )  # fmt: skip
 
 

@@ -109,6 +109,13 @@ PS_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "me
 // The next kernel may start as soon as all blocks have said so.
 PS_DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// One thread, behind a barrier of those whose writes shall be seen: one more.  Lighter than a fence, which orders everything.
+PS_DEVICE u32 count_up(u32* counter) {  // what it was before; what others wrote before they counted can be read
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+PS_DEVICE void count_up_only(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 // One thread: until others have counted up to `value`.
 PS_DEVICE void wait_until(const u32* counter, u32 value) {
     u32 seen;

@@ -108,19 +108,17 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
     const int t = lane % 4;
     const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
     if constexpr (FORMAT == F16 || FORMAT == FP8) {
-        float c[SETS][4] = {};
 #pragma unroll 1
         for (int i = first; i < end; i++) {
-            if constexpr (FORMAT == F16) piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
-            else cell_fp8<SETS>(ring.wait(), lane, x, plan, i * CELL, c);
+            if constexpr (FORMAT == F16) piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), v);
+            else cell_fp8<SETS>(ring.wait(), lane, x, plan, i * CELL, v);
             ring.release();
             refill();
         }
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
             const float scale = 4 * s + t < plan.rows ? scales[plan.columns / CELL * 8 + 4 * s + t] : 0.0f;
-            v[s][0] = (c[s][0] + c[s][1]) * scale;
-            v[s][1] = (c[s][2] + c[s][3]) * scale;
+            v[s][0] *= scale, v[s][1] *= scale;
         }
     } else if constexpr (FORMAT == BF16 || FORMAT == F32) {
         float c[4 * SETS][2] = {};

@@ -24,14 +24,13 @@ struct DigitOutput {
 
 // One whole warp.  True for the warp that brought the last of `tiles` tiles of the cell.
 PS_DEVICE bool is_last(u32* counter, int tiles, int lane) {
-    __threadfence();
     __syncwarp();
     u32 before = 0;
-    if (lane == 0) before = atomicAdd(counter, 1);
+    if (lane == 0) before = count_up(counter);
     before = __shfl_sync(ALL, before, 0);
     if (before + 1 != static_cast<u32>(tiles)) return false;
     if (lane == 0) *counter = 0;
-    __threadfence();
+    __syncwarp();
     return true;
 }
 

@@ -111,7 +111,7 @@ PS_DEVICE void up(const Up& p) {
     Choice& choice = *reinterpret_cast<Choice*>(shared + 1024);
     float* shared_red = reinterpret_cast<float*>(shared + 1024 + CHOICE);  // [tiles][slices][gate, up][rows][16]
     float* red = shared_red + (p.shared_weights ? WARPS / 2 * part : 0);       // [depth][warps][gate, up][rows][16]; `choose` has it first
-    char* grid = reinterpret_cast<char*>(red + whole(max(p.depth * WARPS * part, 2 * p.rows * p.routing.experts)));
+    char* grid = reinterpret_cast<char*>(red + whole(max(p.depth * WARPS * part, 2 * p.rows * padded_experts(p.routing))));
     char* rings = reinterpret_cast<char*>(red) + p.early_bytes;  // what lies before it has the router's pieces and inputs first
     char* x = rings + WARPS * p.stages * p.stage_bytes;
     const InputPlan plan = {p.columns, p.rows, p.forms};
@@ -172,29 +172,36 @@ PS_DEVICE void up(const Up& p) {
     __syncthreads();
     barrier_wait(image_bar, 0);
 
-    // One warp has the router's unit, before its part of the shared expert; others see the logits when all units are done.
-    if (p.router.weights && warp == WARPS - 1) {
+    // Four warps have the router's unit, a piece each at a time, before their part of the shared expert; others see the logits when all units
+    // are done.  Pieces are added up in the order in which dense.cu does it.
+    if (p.router.weights && warp >= WARPS - 4) {
+        const int mine = warp - (WARPS - 4);
+        float* sums = reinterpret_cast<float*>(shared + 1024);  // [pieces][16][rows]: the choice has this place later
         barrier_wait(halves_bar, 0);
         u32 parity = 0;
 #pragma unroll 1
         for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
             const int tile = unit >> p.router.log_slices, slice = unit - (tile << p.router.log_slices);
-            float c[1][4] = {};
             barrier_wait(pieces_bar, parity);
 #pragma unroll 1
-            for (int i = 0; i < router_n; i++)
-                piece_f16<1>(router_pieces + i * piece_bytes(F16), lane, router_x, router_plan, (slice * router_n + i) * piece_columns(F16), c);
-            __syncwarp();
-            if (unit + gridDim.x < units && lane == 0) fetch_pieces(unit + gridDim.x);
-            float* out = p.router.out + (slice * p.rows + t) * p.routing.experts + tile * 16 + g;
-            if (t < p.rows) {
-                const float scale = scales[p.cells * 8 + t];
-                if (tile * 16 + g < p.routing.experts) out[0] = (c[0][0] + c[0][1]) * scale;
-                if (tile * 16 + g + 8 < p.routing.experts) out[8] = (c[0][2] + c[0][3]) * scale;
+            for (int i = mine; i < router_n; i += 4) {
+                float v[1][2] = {};
+                piece_f16<1>(router_pieces + i * piece_bytes(F16), lane, router_x, router_plan, (slice * router_n + i) * piece_columns(F16), v);
+                if (t < p.rows) sums[(i * 16 + g) * p.rows + t] = v[0][0], sums[(i * 16 + g + 8) * p.rows + t] = v[0][1];
             }
-            __threadfence();
-            __syncwarp();
-            if (lane == 0) atomicAdd(p.router.counter, 1);
+            named_barrier(8, 4 * WARP);
+            if (mine == 0) {
+                if (unit + gridDim.x < units && lane == 0) fetch_pieces(unit + gridDim.x);
+                for (int i = lane; i < 16 * p.rows; i += WARP) {
+                    const int expert = tile * 16 + i / p.rows, row = i % p.rows;
+                    float v = 0;
+                    for (int k = 0; k < router_n; k++) v += sums[k * 16 * p.rows + i];
+                    if (expert < p.routing.experts) p.router.out[(slice * p.rows + row) * p.routing.experts + expert] = v * scales[p.cells * 8 + row];
+                }
+                __syncwarp();
+                if (lane == 0) count_up_only(p.router.counter);
+            }
+            if (unit + gridDim.x < units) named_barrier(8, 4 * WARP);  // the sums have been read
         }
     }
 
@@ -205,7 +212,7 @@ PS_DEVICE void up(const Up& p) {
                        p.tiles, p.width, p.shared_limit},
                       p.shared_digits);
     };
-    const uint2 grid_entry = FORMAT == IQ2_XXS ? p.grid[threadIdx.x / 2] : uint2{0, 0};  // on its way, for later
+    const uint2 grid_entry = FORMAT == IQ2_XXS ? p.grid[GRID_SHARE * warp + lane % GRID_SHARE] : uint2{0, 0};  // on its way, for later
     int unfinished = -1;
 #pragma unroll 1
     for (int round = blockIdx.x; round < shared_rounds; round += gridDim.x) {
@@ -266,7 +273,7 @@ PS_DEVICE void up(const Up& p) {
     start();
 #pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
-    if (FORMAT == IQ2_XXS) fill_grid(grid, threadIdx.x, grid_entry);
+    if (FORMAT == IQ2_XXS) fill_grid(grid, warp, lane, grid_entry);
     if (blockIdx.x == 0)
         for (int i = threadIdx.x; i < static_cast<int>(sizeof(Chosen) / 4); i += blockDim.x)
             reinterpret_cast<u32*>(p.chosen)[i] = reinterpret_cast<const u32*>(&choice.chosen)[i];
@@ -448,7 +455,7 @@ PS_DEVICE void down(const Down& p) {
     };
     refill(false);
     if (FORMAT == IQ2_XXS)
-        for (int i = threadIdx.x; i < GRID_BYTES / 64; i += blockDim.x) fill_grid(grid, i, p.grid[i / 2]);
+        for (int i = warp; i < 256 / GRID_SHARE; i += WARPS) fill_grid(grid, i, lane, p.grid[GRID_SHARE * i + lane % GRID_SHARE]);
     read_jobs(p.jobs, jobs, most_jobs);  // the kernel before this one let it start only after they were written
     pieces = shared_n + (jobs.count * n + pack - 1) / pack;
     refill(true);

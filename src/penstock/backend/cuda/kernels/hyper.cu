@@ -64,7 +64,6 @@ PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
         barrier_expect(bars, cells * (MIX + 1) * sizeof(float)), barrier_expect(bars + 1, cells * WARPS * sizeof(float2));
     }
     cluster_arrive_relaxed();
-    let_next_start();
     uint4 fn[3][STREAMS][WORDS];  // outs warp, warp + 8, warp + 16, columns 8 lane … of a cell: weights do not wait
     auto load_fn = [&](int cell) {
 #pragma unroll
@@ -130,6 +129,7 @@ PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
             xs[own][STREAMS][place] = norm;
         }
         __syncthreads();
+        if (own == 0) let_next_start();  // only now: the weights that it will ask for must not stand before what this kernel waits for
         if (own) load_fn(cell);
         float products[3] = {};  // the ninth warp's first: squares
 #pragma unroll

@@ -35,11 +35,13 @@ struct Jobs {
 };
 constexpr int JOB_WORDS = sizeof(Job) / 4, WORDS_BEFORE_JOBS = 4 + 2 * MAX_PAIRS;
 
-constexpr int MAX_EXPERTS = MAX_PER_LANE * WARP;
+constexpr int MAX_EXPERTS = MAX_PER_LANE * WARP, MAX_CANDIDATES = MAX_PER_LANE * MAX_COUNT;
 
 // In shared memory.
 struct Choice {
     Chosen chosen;
+    u32 candidates[MAX_ROWS * MAX_CANDIDATES];  // keys of the best of every 32 experts, zeros behind them
+    u16 candidate_ids[MAX_ROWS * MAX_CANDIDATES];
     u32 rows_of[MAX_EXPERTS];       // a bit for every row that chose the expert
     u32 jobs_before[MAX_PER_LANE];  // of the experts of the warps before: jobs, and pairs in the upper half
     Jobs jobs;
@@ -60,56 +62,21 @@ PS_DEVICE float router_score(float x) {
 // Scores in an order that integers have too; never 0.
 PS_DEVICE u32 score_key(float score) { return static_cast<u32>(rank_of(score, 0) >> 32); }
 
-// One warp, one row: the best `count` keys, ties to the lower id, or the table's → ids and weights [count].  Every step of this is waited
-// for, so the steps are short: what lanes can do side by side they do.
-template <class Key, class Score>
-PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights, const Key& key, const Score& score_of) {
-    if (r.table) {
-        if (lane < r.count) ids[lane] = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
-    } else {
-        u32 keys[MAX_PER_LANE];  // 0: none, or taken
-#pragma unroll
-        for (int j = 0; j < MAX_PER_LANE; j++) {
-            const int e = lane + j * WARP;
-            keys[j] = e < r.experts ? key(e) : 0;
-        }
-#pragma unroll 1
-        for (int k = 0; k < r.count; k++) {
-            u32 best[MAX_PER_LANE], own = 0;  // own: which of this lane's keys is the best one
-#pragma unroll
-            for (int j = 0; j < MAX_PER_LANE; j++) best[j] = keys[j];
-#pragma unroll
-            for (int d = 1; d < MAX_PER_LANE; d *= 2)
-#pragma unroll
-                for (int j = 0; j + d < MAX_PER_LANE; j += 2 * d) best[j] = max(best[j], best[j + d]);
-            const u32 top = __reduce_max_sync(ALL, best[0]);
-#pragma unroll
-            for (int j = 0; j < MAX_PER_LANE; j++) own |= keys[j] == top ? 1u << j : 0;
-            const u32 place = __ffs(own) - 1, id = own ? lane + place * WARP : 0xffffffffu;
-            u32 lanes = __ballot_sync(ALL, own);
-            if (lanes & (lanes - 1)) lanes = __ballot_sync(ALL, id == __reduce_min_sync(ALL, id));
-            if (lanes >> lane & 1) {
-                ids[k] = static_cast<int>(id);
-#pragma unroll
-                for (int j = 0; j < MAX_PER_LANE; j++) keys[j] = j == place ? 0u : keys[j];
-            }
-        }
-    }
-    __syncwarp();
-    float scores[MAX_COUNT], sum = 1e-20f;
-#pragma unroll
-    for (int k = 0; k < MAX_COUNT; k++) scores[k] = k < r.count ? score_of(ids[k]) : 0.0f;
-#pragma unroll
-    for (int k = 0; k < MAX_COUNT; k++) sum += scores[k];
-    if (lane < r.count) weights[lane] = (r.normalize ? __fdiv_rn(score_of(ids[lane]), sum) : score_of(ids[lane])) * r.scale;
-}
+PS_DEVICE int padded_experts(const Routing& r) { return (r.experts + WARP - 1) / WARP * WARP; }
 
-// The same from logits in memory.
-PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights) {
-    const float* logits = r.logits + static_cast<size_t>(row) * r.experts;
-    auto score = [&](int e) { return router_score(__ldcg(logits + e)); };
-    auto key = [&](int e) { return score_key(score(e) + (r.bias ? r.bias[e] : 0.0f)); };
-    choose_row(r, row, lane, ids, weights, key, score);
+// How many of N keys are better than `own`, or the same and before it; they lie in shared memory, all lanes read the same ones.
+template <int N>
+PS_DEVICE int better(const u32* keys, u32 own, int place) {
+    int count = 0;
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+        const uint4 four = load16(keys + j);
+        count += four.x > own || (four.x == own && j < place);
+        count += four.y > own || (four.y == own && j + 1 < place);
+        count += four.z > own || (four.z == own && j + 2 < place);
+        count += four.w > own || (four.w == own && j + 3 < place);
+    }
+    return count;
 }
 
 // One warp.  A table may name an expert twice: its first place has the weight of both.
@@ -135,31 +102,73 @@ PS_DEVICE void jobs_of_one_row(const Routing& r, Choice& c, int lane) {
     if (lane == 0) c.jobs.count = c.jobs.pairs = __popc(firsts);
 }
 
-// All threads of a block, at least as many as experts.  scratch: two numbers for every row and expert.
+// All threads of a block, at least as many as experts.  scratch: two numbers for every row and expert, experts by 32.
 PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, i = threadIdx.x, all = rows * r.experts;
-    u32* keys = reinterpret_cast<u32*>(scratch + all);
+    const int padded = padded_experts(r);
+    u32* keys = reinterpret_cast<u32*>(scratch + rows * padded);
     if (i < r.experts) c.rows_of[i] = 0;
+    for (int k = i; k < rows * MAX_CANDIDATES; k += blockDim.x) c.candidates[k] = 0;
 #pragma unroll 1
-    for (int k = i; k < all; k += blockDim.x) {
+    for (int at = i; at < rows * padded; at += blockDim.x) {
+        const int row = at / padded, expert = at - row * padded, k = row * r.experts + expert;
+        if (expert >= r.experts) {
+            keys[at] = 0;  // worse than all
+            continue;
+        }
         float parts[MAX_PARTS], logit = 0;
 #pragma unroll
         for (int part = 0; part < MAX_PARTS; part++) parts[part] = part < r.parts ? __ldcg(r.logits + part * all + k) : 0.0f;
 #pragma unroll
         for (int part = 0; part < MAX_PARTS; part++) logit += parts[part];
         const float score = router_score(logit);
-        scratch[k] = score;
-        keys[k] = score_key(score + (r.bias ? r.bias[k % r.experts] : 0.0f));
+        scratch[at] = score;
+        keys[at] = score_key(score + (r.bias ? r.bias[expert] : 0.0f));
     }
     __syncthreads();
+    // The best of every 32 experts, then the best of those, each by how many are better: all comparisons side by side.
+    const int groups = (r.experts + WARP - 1) / WARP, candidates = groups * r.count;
+    if (r.table) {
+        if (const int row = i / MAX_COUNT, k = i % MAX_COUNT; row < rows && k < r.count)
+            c.chosen.ids[row][k] = r.table[static_cast<size_t>(r.tokens[row]) * r.count + k];
+    } else {
 #pragma unroll 1
-    for (int row = warp; row < rows; row += blockDim.x / WARP) {
-        const int first = row * r.experts;
-        choose_row(r, row, lane, c.chosen.ids[row], c.chosen.weights[row], [&](int e) { return keys[first + e]; },
-                   [&](int e) { return scratch[first + e]; });
+        for (int unit = warp; unit < rows * groups; unit += blockDim.x / WARP) {
+            const int row = unit / groups, group = unit - row * groups, id = group * WARP + lane;
+            const u32* from = keys + row * padded + group * WARP;
+            const int rank = better<WARP>(from, from[lane], lane);
+            if (rank < r.count) {
+                const int at = row * MAX_CANDIDATES + group * r.count + rank;
+                c.candidates[at] = from[lane], c.candidate_ids[at] = static_cast<u16>(id);
+            }
+        }
+        __syncthreads();
+        const int each = (candidates + WARP - 1) / WARP;
+#pragma unroll 1
+        for (int unit = warp; unit < rows * each; unit += blockDim.x / WARP) {
+            const int row = unit / each, mine = (unit - row * each) * WARP + lane;
+            const u32* from = c.candidates + row * MAX_CANDIDATES;
+            int rank = MAX_COUNT;
+            if (mine < candidates) {
+                rank = 0;
+#pragma unroll 1
+                for (int at = 0; at < candidates; at += 8) rank += better<8>(from + at, from[mine], mine - at);
+            }
+            if (rank < r.count) c.chosen.ids[row][rank] = c.candidate_ids[row * MAX_CANDIDATES + mine];
+        }
+    }
+    __syncthreads();
+    if (const int row = i / MAX_COUNT, k = i % MAX_COUNT; row < rows && k < r.count) {
+        const int* ids = c.chosen.ids[row];
+        float sum = 1e-20f, own = scratch[row * padded + ids[k]];
+#pragma unroll
+        for (int j = 0; j < MAX_COUNT; j++) sum += j < r.count ? scratch[row * padded + ids[j]] : 0.0f;
+        c.chosen.weights[row][k] = (r.normalize ? __fdiv_rn(own, sum) : own) * r.scale;
+        if (rows > 1) atomicOr(&c.rows_of[min(static_cast<u32>(ids[k]), MAX_EXPERTS - 1u)], 1u << row);
+    }
+    if (rows == 1) {
         __syncwarp();
-        if (rows == 1) jobs_of_one_row(r, c, lane);
-        else if (const u32 id = lane < r.count ? c.chosen.ids[row][lane] : MAX_EXPERTS; id < MAX_EXPERTS) atomicOr(&c.rows_of[id], 1u << row);
+        if (warp == 0) jobs_of_one_row(r, c, lane);
     }
     __syncthreads();
     if (rows == 1) return;
