@@ -27,7 +27,7 @@ from penstock.backend.cuda.attention import (
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, takes_along
 from penstock.backend.cuda.hyper import LeaveAndEnter
-from penstock.backend.cuda.inputs import DIGITS, FEW, HALVES, NEGATED, DigitImage, DigitVectors, Image
+from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitImage, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
@@ -184,17 +184,15 @@ class Step:
             digits=heads, early=True,
         )  # fmt: skip
         middle = DigitImage(rows, GROUPS * RANK)
-        digits = middle if rows > FEW else None
         self.out_a = Dense(
             [layer.out_a],
             heads,
             [middle.values],
             rows,
-            digits=digits,
+            digits=middle,
             stages=stages,
         )
-        given = middle.image if digits else middle.values
-        self.out_b = Dense([layer.out_b], given, [y], rows, ahead=layer.fn[1], stages=stages)
+        self.out_b = Dense([layer.out_b], middle.image, [y], rows, ahead=layer.fn[1], stages=stages)
 
         x2 = Image(rows, HIDDEN, DIGITS | NEGATED | HALVES)
         self.enter_b = LeaveAndEnter(

@@ -17,7 +17,7 @@ from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_attention import Compressing, LongAttention
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.inputs import DIGITS, FEW, DigitImage, Image, Input, forms_of
+from penstock.backend.cuda.inputs import DIGITS, DigitImage, Image, Input, forms_of
 from penstock.backend.cuda.launch import cut
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
@@ -226,8 +226,7 @@ class CudaAttention(v4.Attention):
         width, y = self._out_b.columns, workspace.take("attention", self._hidden)[a:b]
         ahead = self._memory.mix(self._next_mix)
         whole_tiles = self._out_a.count == 1 or self._out_a.rows % 16 == 0
-        # Of few rows every block makes its digits sooner than all can wait for the last of them.
-        if rows > FEW and whole_tiles and forms_of([self._out_b.kind], 8) == DIGITS:
+        if whole_tiles and forms_of([self._out_b.kind], 8) == DIGITS:
             middle = workspace.once(("middle", a, rows, width), lambda: DigitImage(rows, width))
             first = Dense([self._out_a], x, [middle.values], rows, digits=middle)
             return [first, Dense([self._out_b], middle.image, [y], rows, ahead=ahead)]

@@ -241,7 +241,8 @@ PS_DEVICE void up(const Up& p) {
     __syncthreads();
     choose(p.routing, p.rows, choice, red);
     const Jobs& jobs = choice.jobs;
-    if (blockIdx.x == 0) write_jobs(jobs, p.jobs);
+    const bool tells = blockIdx.x == gridDim.x - 1;  // the others: the last block has least to do
+    if (tells) write_jobs(jobs, p.jobs);
     let_next_start();  // only now: the next kernel reads the jobs before it waits for this one
     const int rounds = jobs.count * per_job;
     int left = 0;  // what is to be streamed next: cells of a tile's slice
@@ -274,7 +275,7 @@ PS_DEVICE void up(const Up& p) {
 #pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
     if (FORMAT == IQ2_XXS) fill_grid(grid, warp, lane, grid_entry);
-    if (blockIdx.x == 0)
+    if (tells)
         for (int i = threadIdx.x; i < static_cast<int>(sizeof(Chosen) / 4); i += blockDim.x)
             reinterpret_cast<u32*>(p.chosen)[i] = reinterpret_cast<const u32*>(&choice.chosen)[i];
 

@@ -162,7 +162,6 @@ PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int 
                              Sums<1>* const (&sums)[CELLS]) {
     const int g = lane / 4;
     const u32 copy = shared_address(grid) + lane % 16 * 8, one = hidden(1), two = hidden(2), stride = hidden(128);
-    const int minus_one = static_cast<int>(hidden(-1u));
     int total[CELLS][4] = {};
 #pragma unroll 1  // what is run a few times only is fetched once
     for (int half = 0; half < 2; half++) {  // four steps
@@ -197,15 +196,7 @@ PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int 
                 const int f1 = static_cast<int>(and_or(j ? scales[k][1] >> (4 * j - 1) : scales[k][1] * two, 0x1e, one));
                 int c[4] = {};
                 mma_bytes(c, a, b);
-                if constexpr (Source::NEGATIVE) {
-                    mma_bytes(c, mask, n);
-                } else {  // no room for inputs negated: what is too much is taken away by products, which cost less than logic
-                    int m[4] = {};
-                    mma_bytes(m, mask, b);
-                    const int n0 = f0 * minus_one, n1 = f1 * minus_one;
-                    total[k][0] += m[0] * n0, total[k][1] += m[1] * n0;
-                    total[k][2] += m[2] * n1, total[k][3] += m[3] * n1;
-                }
+                mend<Source::NEGATIVE>(c, mask, b, n);
                 total[k][0] += c[0] * f0, total[k][1] += c[1] * f0;
                 total[k][2] += c[2] * f1, total[k][3] += c[3] * f1;
             }

@@ -81,19 +81,20 @@ PS_DEVICE int better(const u32* keys, u32 own, int place) {
 
 // One warp.  A table may name an expert twice: its first place has the weight of both.
 PS_DEVICE void jobs_of_one_row(const Routing& r, Choice& c, int lane) {
-    int job = 0;
-    float weight = 0;
-    bool again = false;
+    int job = 0, ids[MAX_COUNT];
+    float weight = 0, weights[MAX_COUNT];
+    u32 again = 0;
     const int id = c.chosen.ids[0][lane % MAX_COUNT];
 #pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) ids[k] = c.chosen.ids[0][k], weights[k] = c.chosen.weights[0][k];
+#pragma unroll
     for (int k = 0; k < MAX_COUNT; k++) {
-        if (k >= r.count) continue;
-        const int other = c.chosen.ids[0][k];
-        if (other == id) weight += c.chosen.weights[0][k], again |= k < lane;
+        const bool same = k < r.count && ids[k] == id;
+        weight += same ? weights[k] : 0.0f, again |= same && k < lane;
     }
     const u32 firsts = __ballot_sync(ALL, lane < r.count && !again);  // places that no earlier one has the same id as
 #pragma unroll
-    for (int k = 0; k < MAX_COUNT; k++) job += (firsts >> k & 1) && c.chosen.ids[0][k] < id;
+    for (int k = 0; k < MAX_COUNT; k++) job += (firsts >> k & 1) & (ids[k] < id);
     if (firsts >> lane & 1) {
         Job& to = c.jobs.job[job];
         to.expert = id, to.rows = 1, to.first = job, to.row[0] = 0;
