@@ -212,10 +212,11 @@ def costs_of(costs: Costs, layers: range, last: bool, speed: float) -> Costs:
         return Curve(found.rows, tuple(seconds / speed for seconds in found.seconds))
 
     def scaled(layer: LayerCosts) -> LayerCosts:
-        found: dict[str, Any] = layer._asdict()
-        return LayerCosts(
-            **{name: curve(each) if isinstance(each, Curve) else each / speed for name, each in found.items()}
-        )
+        found: dict[str, Any] = {
+            name: curve(each) if isinstance(each, Curve) else each / speed
+            for name, each in layer._asdict().items()
+        }
+        return LayerCosts(**found)
 
     own = tuple(scaled(layer) for layer in costs.layers[layers.start : layers.stop])
     return Costs(own, costs.head / speed if last else 0.0, curve(costs.step))
