@@ -1,6 +1,7 @@
 """Drafts change how many steps an answer takes, and nothing else."""
 
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,82 @@ def test_bad_drafts_are_given_up(plain: Engine, monkeypatch: pytest.MonkeyPatch)
     found = engine.stats()["draft"]
     assert found["steps_with_drafts"] < 0.1 * 5 * 60
     assert answer(engine, ASKED[0], DRAWN[0]) == answer(plain, ASKED[0], DRAWN[0])
+
+
+def test_a_draft_block_that_does_not_pay_is_hardly_asked(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row costs more than a step, so no guess is worth its place, right or wrong."""
+    engine = Engine(pocket_path(), draft="mtp")
+    monkeypatch.setattr(engine.speculation, "told", told_of(engine, lambda rows: 3.0 * rows))
+    drafts, asked = engine.runner.draft, list[int]()
+
+    def counted(slot: int, position: int, *rest: Any) -> Any:
+        asked.append(position)
+        return drafts(slot, position, *rest)
+
+    monkeypatch.setattr(engine.runner, "draft", counted)
+    sampling = Sampling(temperature=0, ignore_eos=True)
+    one, other = (
+        [step.token for step in each.generate(prompt(each, ASKED[1]), 900, sampling)]
+        for each in (plain, engine)
+    )
+    assert one == other
+    assert 0 < len(asked) <= 6 * speculation.TRIED  # in trials, which are farther and farther apart
+    assert engine.stats()["draft"]["tokens"] >= 890
+
+
+@pytest.mark.parametrize("back", [0, 5, 30])
+def test_a_block_that_did_not_keep_up_knows_what_it_followed_since(back: int) -> None:
+    """The window is the same from there on, and nothing else of a session knows of it."""
+    engine, ids = Engine(pocket_path(), draft="mtp"), list(range(100, 300))
+    states = []
+    for wanted in (True, False):
+        session = engine.session()
+        session.feed(ids[:50])
+        for place, token in enumerate(ids[50:]):
+            engine.stepper.keep_up(wanted or place >= 130)
+            session.feed([token])
+        session.rewind(back)
+        for token in (7, 8, 9) * 9:
+            session.feed([token])
+        states.append(session.snapshot().state.tensors())
+        assert engine.stepper.draft(session, 7, 1, 0.0)
+    for name, rows in states[0].items():
+        draft = {"mtp.0.window": slice(-25, None), "mtp.0.streams": slice(-1, None)}
+        last = draft.get(name, slice(None))
+        assert np.array_equal(rows[last], states[1][name][last]), name
+
+
+def test_a_session_saved_where_nobody_drafts_goes_on_where_somebody_does(
+    plain: Engine, drafting: Engine, tmp_path: Path
+) -> None:
+    session = plain.session()
+    session.feed(prompt(plain, ASKED[0]))
+    session.save(tmp_path / "s")
+    one, other = (
+        list(engine.generate([7], 30, DRAWN[4], engine.load_session(tmp_path / "s")))
+        for engine in (plain, drafting)
+    )
+    assert one == other
+
+
+def test_a_repetition_is_noticed_though_an_answer_rests() -> None:
+    shared, engine = speculation.Speculation(["ngram"]), Engine(pocket_path(), draft="off")
+    session, speculator = engine.session(), shared.begin()
+    for rows in (1, 2, 3) * 4:
+        shared.costs.told(rows, 1.0 + 0.01 * rows)
+    ids = [*range(100, 300), *range(100, 150)]
+    session.feed(ids[:1])
+    found = []
+    for place, token in enumerate(ids[1:], 1):
+        found.append(speculator.propose(session, token, 1))
+        assert found[-1] in ([], [*ids, *range(150, 200)][place + 1 :][: len(found[-1])])
+        if speculator.awake:
+            speculator.judged(session, ids[place + 1 : place + 2])
+        session.feed([token], logits="none")
+    assert not any(found[:199])
+    assert sum(map(bool, found[199:])) > 25
 
 
 def told_of(engine: Engine, seconds: Callable[[int], float]) -> Callable[[int, int, int, Spent], None]:

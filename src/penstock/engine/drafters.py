@@ -33,6 +33,9 @@ class Drafter(ABC):
     def push(self, tokens: Sequence[int]) -> None:
         """The text goes on with these."""
 
+    def keep_up(self, session: "Session", wanted: bool) -> None:  # noqa: B027 - most have nothing to keep
+        """Whether guesses will be asked for, or not for a while."""
+
     @abstractmethod
     def propose(self, session: "Session", token: int, most: int, least: float, /) -> list[Draft]:
         """What may follow `token`, which is certain and which the session has not read yet.  least: how likely all
@@ -101,6 +104,9 @@ class MtpDrafter(Drafter):
 
     def push(self, tokens: Sequence[int]) -> None:
         """The session has what it needs."""
+
+    def keep_up(self, session: "Session", wanted: bool) -> None:
+        session.engine.stepper.keep_up(wanted)
 
     def propose(self, session: "Session", token: int, most: int, least: float) -> list[Draft]:
         guesses = session.engine.stepper.draft(session, token, most, least)

@@ -67,6 +67,7 @@ class Engine:
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
         self.loader = Loader(self.checkpoint, chosen)
+        self.checkpoint = self.loader.checkpoint
         self.backend: Backend = self.loader.backend
         self.context = self.loader.context
         self.states: StatePool = self.loader.states
@@ -234,12 +235,9 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """Who drafts for answers, as the option `draft` says."""
         chosen = self.options.draft
-        if chosen == "auto" and (isinstance(self.backend, DeviceBackend) or self.machines is not None):
-            return ()  # there steps begin before their tokens are known, which drafts would prevent
-        found = {
-            "ngram": chosen in ("auto", "ngram"),
-            "mtp": self.checkpoint.has_mtp and chosen in ("auto", "mtp"),
-        }
+        if chosen == "auto" and (isinstance(self.backend, DeviceBackend) or not self.options.may_draft):
+            return ()
+        found = {"ngram": chosen in ("auto", "ngram"), "mtp": self.checkpoint.has_mtp}
         return tuple(name for name, drafts in found.items() if drafts)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────

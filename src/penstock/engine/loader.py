@@ -42,6 +42,8 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
+        if isinstance(self.backend, DeviceBackend) and options.draft == "auto":  # nobody drafts there
+            self.checkpoint = self.part = checkpoint.without_draft()
         self.plan, self.context = self._make_plan()
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:

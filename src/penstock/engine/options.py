@@ -249,4 +249,11 @@ class EngineOptions:
             raise OptionError(
                 f"draft is 'mtp', but {checkpoint.path} has no MTP block; mtp names a file with one"
             )
-        return checkpoint.without_draft() if self.draft in ("off", "ngram") else checkpoint
+        return checkpoint if self.draft == "mtp" or self.may_draft else checkpoint.without_draft()
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether "auto" drafts.  Not where a step can begin before its tokens are known, which drafts would prevent:
+        on a GPU, and where others compute."""
+        alone = self.cluster is None or self.stages == 1
+        return self.draft == "auto" and alone and not self.device.startswith("cuda")

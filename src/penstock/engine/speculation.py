@@ -27,6 +27,7 @@ from penstock.engine.steps import Generation, Step
 MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
 UNKNOWN: Final = 3  # trials at the beginning, and steps between them
 SHORTEST, LONGEST = 64, 1024  # steps between later ones
+WARM: Final = 16  # steps before a trial from which on a drafter keeps up
 TRIED: Final = 4  # steps of a trial, as long as its drafts are right
 RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
 ANCHORED: Final = 24  # steps with drafts in a row, then one without: what that costs must be known
@@ -41,6 +42,7 @@ class Record:
         self.seconds = 0.0  # of one draft
         self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
         self.open = False  # it promised a gain when it was last looked at
+        self.keeps_up = True
         self.idle = self.trials = (
             0  # steps since it was last used, and how often it was tried without a promise
         )
@@ -127,7 +129,7 @@ class Speculator:
 
     def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
         self._shared, self._drafters = shared, drafters
-        self._pending: tuple[Record, list[Draft]] | None = None
+        self._pending: tuple[Drafter, Record, list[Draft]] | None = None
         self.awake = True
         self._rest = self._rested = 0  # steps to rest, and how many of these there were
         self._in_vain = 0  # looks without a draft, since the last one
@@ -145,6 +147,8 @@ class Speculator:
         for drafter, record in self._drafters:
             drafter.push(tokens)
             record.idle += 1 + self._rested
+            if not record.keeps_up and record.idle > record.patience - WARM:
+                self._keep_up(session, drafter, record, True)
         self._shared.rested(self._rested)
         found = self._found(session, token, rows)
         self._in_vain = 0 if found else self._in_vain + 1
@@ -168,13 +172,14 @@ class Speculator:
                 record.begin_trial()
                 shared.is_first = True
             if record.trying:
-                return self._taken(record, self._tried(drafter, drafts, record, session, token, rows))
+                drafts = self._tried(drafter, drafts, record, session, token, rows)
+                return self._taken(drafter, record, drafts)
             if record.open or drafter.free:
                 room = session.engine.stepper.draft_room(rows, session.position + 1)
                 chances = self._chances(record, drafts, min(record.most, room))
                 depth, gain = best_depth(chances, rows, shared.costs, record.seconds)
                 if record.open != bool(depth):
-                    self._turn(session, record, bool(depth))
+                    self._turn(session, drafter, record, bool(depth))
                 if depth and (best is None or gain > best[0]):
                     best = (gain, drafter, record, drafts, depth)
         if best is None:
@@ -182,19 +187,22 @@ class Speculator:
         _, drafter, record, drafts, depth = best
         if not drafter.free:
             drafts = self._ask(drafter, record, session, token, rows, depth)
-        return self._taken(record, drafts[:depth])
+        return self._taken(drafter, record, drafts[:depth])
 
-    def _taken(self, record: Record, drafts: list[Draft]) -> list[int]:
+    def _taken(self, drafter: Drafter, record: Record, drafts: list[Draft]) -> list[int]:
         record.idle = 0
-        self._pending = (record, drafts) if drafts else None
+        self._pending = (drafter, record, drafts) if drafts else None
         return [draft.token for draft in drafts]
 
-    def _turn(self, session: Session, record: Record, is_open: bool) -> None:
+    def _turn(self, session: Session, drafter: Drafter, record: Record, is_open: bool) -> None:
         record.open = is_open
         if is_open:
             record.patience = SHORTEST
-        if record.name == "mtp":
-            session.engine.stepper.keep_up(is_open)
+        self._keep_up(session, drafter, record, is_open or record.patience <= WARM)
+
+    def _keep_up(self, session: Session, drafter: Drafter, record: Record, wanted: bool) -> None:
+        record.keeps_up = wanted
+        drafter.keep_up(session, wanted)
 
     def _tried(
         self, drafter: Drafter, drafts: list[Draft], record: Record, session: Session, token: int, rows: int
@@ -239,7 +247,7 @@ class Speculator:
         were, and how many of them were right."""
         if self._pending is None:
             return 0, 0
-        (record, drafts), self._pending, accepted = self._pending, None, 0
+        (drafter, record, drafts), self._pending, accepted = self._pending, None, 0
         for place, draft in enumerate(drafts):
             record.drafted[place] += 1
             if place < len(tokens):  # those after a wrong one were never looked at
@@ -252,7 +260,7 @@ class Speculator:
             if not record.trying:
                 chances = self._chances(record, [], 1)
                 depth, _ = best_depth(chances, 1, self._shared.costs, record.seconds)
-                self._turn(session, record, bool(depth))
+                self._turn(session, drafter, record, bool(depth))
         return len(drafts), accepted
 
 

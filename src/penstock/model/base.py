@@ -77,8 +77,8 @@ class Architecture(ABC):
 
     @abstractmethod
     def keep_up(self, wanted: bool) -> None:
-        """Whether the draft block is to know of all tokens that sequences read.  If not, it knows of the last ones of
-        each sequence when it is asked again, which is enough for guesses; until told, it keeps up."""
+        """Whether the draft block follows all steps, as it does until told.  Of single tokens that it did not follow
+        it knows nothing when it guesses again."""
 
     @abstractmethod
     def settle(self, slot: int | None = None) -> None:

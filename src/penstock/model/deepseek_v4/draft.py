@@ -3,7 +3,8 @@
 Pair i joins the trunk's streams of position i with token i + 1.  The block's own window must hold every recent pair
 before it can predict.  A prompt's pairs are added as the trunk goes along.  Those of a decoded token would take as
 long as a good part of a small layer, for nothing where nobody drafts: on a backend that can, they wait, and are
-added all at once when somebody does or when they have become many.
+added all at once when somebody does or when they have become many.  Where it is known that nobody will draft for a
+while, they are left out altogether; the window then begins anew where the block follows again.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ SEQUENCES: Final = 256  # that have pairs waiting; of others a few rows of the w
 
 
 class Waiting:
-    """The pairs of one sequence that its window lacks: from `first` on, with the tokens that complete them."""
+    """The pairs of one sequence that its window lacks: from `first` on, with the tokens that complete them.  The
+    streams of the position after them are kept too."""
 
     __slots__ = ("first", "tokens")
 
@@ -37,11 +39,6 @@ class Waiting:
         """Pairs from `end` on were never read, or are no more."""
         self.first = min(self.first, end)
         del self.tokens[max(0, end - self.first) :]
-
-    def forget(self, count: int) -> None:
-        """The oldest pairs stay away."""
-        self.first += count
-        del self.tokens[:count]
 
 
 class DraftBlock:
@@ -70,11 +67,15 @@ class DraftBlock:
     def follow(self, streams: Array, step: Step, batch: Any) -> None:
         """Adds the pairs that a step completes: (last streams before it, its first token), and so on."""
         if step.rows <= self._few:
+            if not self.keeps_up:
+                return
             self._wait(step)
         else:
             for number, slot in enumerate(step.slots):
-                self._catch_up(slot, int(step.positions[step.starts[number]]))
-                self._waiting.pop(slot, None)
+                start, stop = step.starts[number], step.starts[number + 1]
+                position = int(step.positions[start])
+                self._catch_up(slot, position)
+                self._waiting[slot] = Waiting(position + stop - start - 1)
             pairs = _pairs(step)
             if pairs.rows:
                 before = self.ops.previous_streams(self._streams, streams, batch)
@@ -87,23 +88,30 @@ class DraftBlock:
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
             position = positions[start]
-            waiting = self._waiting.get(slot)
-            if waiting is None:
-                waiting = self._waiting[slot] = Waiting(max(0, position - 1))
-                if len(self._waiting) > SEQUENCES:
-                    del self._waiting[next(iter(self._waiting))]
-            waiting.cut(max(0, position - 1))
+            waiting = self._waiting_at(slot, position)
             if len(waiting.tokens) + stop - start > self._most:
-                if self.keeps_up:
-                    self.settle(slot)
-                else:
-                    waiting.forget(self._few)
-            waiting.tokens += tokens[start + (position == 0) : stop]
+                self.settle(slot)
+            # A sequence's very first token completes no pair, nor does one whose predecessor was not followed.
+            skip = waiting.first + len(waiting.tokens) - (position - 1)
+            waiting.tokens += tokens[start + skip : stop]
+
+    def _waiting_at(self, slot: int, position: int) -> Waiting:
+        """The pairs that wait, of a sequence that has read `position` tokens."""
+        waiting = self._waiting.get(slot)
+        if waiting is not None and position <= waiting.first + len(waiting.tokens) + 1:
+            waiting.cut(max(0, position - 1))
+            return waiting
+        # Never seen, or there were steps that were not followed: the streams before this one are gone.
+        first = position if waiting is not None else max(0, position - 1)
+        waiting = self._waiting[slot] = Waiting(first)
+        if len(self._waiting) > SEQUENCES:
+            del self._waiting[next(iter(self._waiting))]
+        return waiting
 
     def _catch_up(self, slot: int, position: int) -> None:
         """The window gets the pairs that wait, of a sequence that has read `position` tokens."""
         if slot in self._waiting:
-            self._waiting[slot].cut(max(0, position - 1))
+            self._waiting_at(slot, position)
             self.settle(slot)
 
     def settle(self, slot: int | None = None) -> None:
@@ -124,11 +132,11 @@ class DraftBlock:
     def forward(self, slot: int, position: int, token: int) -> Array:
         """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing that counts: the pair's own
         row goes to the window's next place, where the coming step will put it again."""
-        waiting = self._waiting.get(slot)
         first, tokens = position - 1, [token]
-        if waiting is not None:
+        if slot in self._waiting:
+            waiting = self._waiting_at(slot, position)
             if len(waiting.tokens) > FEW:
-                self._catch_up(slot, position)
+                self.settle(slot)
             waiting.cut(first)
             if waiting.tokens:  # one way through the layer for all
                 first, tokens = waiting.first, [*waiting.tokens, token]
