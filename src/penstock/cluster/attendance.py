@@ -132,7 +132,9 @@ class Attendance(ABC):
                 elif message.kind == "goodbye":
                     self._goodbye = True
                     raise ClusterError("the head has ended")
-                elif message.kind != "tick":
+                elif message.kind == "tick":
+                    self.control.send(Message("echo", message.fields))
+                else:
                     self._said.put(message)
         except ClusterError as error:
             if not self._over.is_set():
@@ -151,4 +153,5 @@ class Attendance(ABC):
         """The head hears that this worker lives, and what it does."""
         with contextlib.suppress(ClusterError):
             while not self._over.wait(TICK):
-                self.control.send(Message("tick", self.stats()))
+                sent = {} if self._group is None else {"sent_bytes": self._group.sent_bytes}
+                self.control.send(Message("tick", self.stats() | sent))

@@ -220,7 +220,7 @@ class Head:
             time.sleep(TICK)
             for member in [*self.members, *self._helping()]:
                 with contextlib.suppress(ClusterError):
-                    member.control.send(Message("tick"))
+                    member.control.send(Message("tick", {"sent": time.monotonic()}))
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────────────
 

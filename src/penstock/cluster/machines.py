@@ -104,7 +104,10 @@ class Machines:
         if stage is not None:
             layers = self.head.tiling.head
             own |= {"layers": [layers.start, layers.stop], **stage.stats()}
-        up = self._pipeline.latest is not None
+        epoch = self._pipeline.latest
+        if epoch is not None:
+            own["sent_bytes"] = epoch.group.sent_bytes
+        up = epoch is not None
         return {
             "stages": self.head.stages,
             "up": up,

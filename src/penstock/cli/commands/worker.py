@@ -27,7 +27,7 @@ def worker_command(
         bool, typer.Option("--once", help="End when the head ends; else wait for it to come back.")
     ] = False,
 ) -> None:
-    """Run some layers of a model, or some of its experts, for `penstock serve --cluster` on another machine.
+    """Run some layers or experts of a model for `penstock serve --cluster` on another machine.
 
     Example: penstock worker -m model.gguf --join 192.168.1.10:7600 --secret cluster.secret
     """
