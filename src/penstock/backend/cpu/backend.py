@@ -55,7 +55,7 @@ class CpuBackend(Backend):
     def host(self, array: Buffer) -> NDArray[Any]:
         return array.array
 
-    def device(self, array: NDArray[np.float32]) -> Buffer:
+    def device(self, array: NDArray[Any]) -> Buffer:
         return Buffer(np.ascontiguousarray(array))
 
     def check(self) -> None:
