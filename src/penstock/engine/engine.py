@@ -96,8 +96,8 @@ class Engine:
         self.written: dict[
             int, int
         ] = {}  # by slot of a session that somebody holds: the most tokens that it ever had
-        if isinstance(self.backend, DeviceBackend) and self._plan.budget is not None:
-            self.backend.limit(self.states, self._plan.budget - self._plan.total + self._plan.state)
+        if isinstance(self.backend, DeviceBackend) and self._plan.most_state is not None:
+            self.backend.limit(self.states, self._plan.most_state)
         self._runner: Runner | None = None
         self._ahead = Ahead(self._discard)
         self._crowded = False  # sessions need more than any plan has
@@ -451,6 +451,8 @@ class Engine:
             ]
             choices = [choice for _, choice in work if choice is not None]
             if not self._ahead.allowed or self._runner is None or not work or len(choices) < len(work):
+                return
+            if self._plan.tiers is not None:  # the host has its part in every layer: nothing is gained
                 return
             source = self.backend.sampling.tokens(choices)
             if source is None:

@@ -92,6 +92,7 @@ class LocalRunner(Runner):
             trace=options.trace,
             governed=options.memory == "auto",
             learn=options.learn == "on",
+            exact=options.exact,
             fingerprint=fingerprint,
         )
         try:
@@ -119,7 +120,7 @@ class LocalRunner(Runner):
         self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
     ) -> Array:
         """See `Architecture.forward`."""
-        self.storage.begin_step()
+        self.storage.begin_step(step.rows)
         return self.model.forward(step, hidden, progress)
 
     def logits(self, hidden: Array, step: Step) -> Logits:

@@ -224,6 +224,7 @@ class StreamedLease(Lease):
         self.coming: dict[int, Transfer] = {}  # by key
         self.decisions = store.cache.request(self.keys)
         self.decided: Decision | None = None  # and not yet carried out
+        self.handed: list[int] = []  # keys of the table that was given last
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -292,6 +293,7 @@ class StreamedLease(Lease):
     def _hand_over(self, keys: list[int]) -> Iterator[ExpertTable]:
         """A table with these experts.  What the taker does before it asks for the next is computing."""
         table, experts = self.store.table, self.store.source.experts
+        self.handed = keys
         for key in keys:
             table.put(key % experts, self.here.pop(key))
         begin = time.perf_counter()

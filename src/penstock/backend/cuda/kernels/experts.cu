@@ -46,6 +46,7 @@ struct Up {
     RouterPart router;
     const uint2* grid;           // IQ2_XXS: [256]
     Routing routing;
+    const int* places;  // [experts] or null: where an expert lies among the weights, −1 for those that somebody else computes
     Chosen* chosen;  // for those who want to know
     Jobs* jobs;      // for `down`
     Inputs inputs;   // an image; without a router the kernel before lets this one start only when it is complete
@@ -218,6 +219,7 @@ PS_DEVICE void up(const Up& p) {
     else if (threadIdx.x == 0) wait_until(p.router.counter, units);  // all blocks are there: one on every multiprocessor
     __syncthreads();
     choose(p.routing, p.rows, choice, red);
+    if (p.places) keep_present(choice.jobs, p.places);
     const Jobs& jobs = choice.jobs;
     if (blockIdx.x == 0) write_jobs(jobs, p.jobs);
     let_next_start();  // only now: the next kernel reads the jobs before it waits for this one
@@ -461,7 +463,7 @@ PS_DEVICE void down(const Down& p) {
             while (ask_step < steps && ask_step * together + warp / slices >= p.tiles);
         }
     };
-    if (blockIdx.x * together + warp / slices >= p.tiles) ask_step = steps;
+    if (blockIdx.x * together + warp / slices >= p.tiles || (jobs.count == 0 && shared_n == 0)) ask_step = steps;
     ask();
     // What a vector's integers are worth: [jobs][cells][4], times the router's weight, and [cells][rows] of the shared expert
     float* shared_factors = factors + most_jobs * JOB_ROWS * most_n;

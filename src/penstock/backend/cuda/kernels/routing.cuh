@@ -192,6 +192,27 @@ PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
     __syncthreads();
 }
 
+// All threads of a block: of the jobs those remain whose expert has a place, which takes the expert's; their order stays.
+PS_DEVICE void keep_present(Jobs& jobs, const int* places) {
+    if (threadIdx.x < WARP) {
+        const int lane = threadIdx.x, count = jobs.count;
+        int kept = 0;
+#pragma unroll 1
+        for (int first = 0; first < count; first += WARP) {
+            Job own;
+            int place = -1;
+            if (first + lane < count) own = jobs.job[first + lane], place = __ldcg(places + own.expert);
+            const u32 present = __ballot_sync(ALL, place >= 0);
+            own.expert = place;
+            __syncwarp();
+            if (place >= 0) jobs.job[kept + __popc(present & ((1u << lane) - 1))] = own;
+            kept += __popc(present);
+        }
+        if (lane == 0) jobs.count = kept;
+    }
+    __syncthreads();
+}
+
 // All threads of a block: jobs ↔ memory
 PS_DEVICE void write_jobs(const Jobs& from, Jobs* to) {
     for (int i = threadIdx.x; i < 4 + from.count * JOB_WORDS; i += blockDim.x)

@@ -1,0 +1,276 @@
+"""Three tiers as one store: slots of a device, the host's memory, the disk.
+
+A step of few rows: what the device lacks is divided; copies to it begin, the host computes its own share while they
+are under way, and what has to come from the disk joins one of the two when it is there.  A step of many rows: every
+expert passes through the device, the next ones being copied while those before are computed.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.base import Array, DeviceExpert, DividedLease, ExpertSlots, ExpertTable, Wave
+from penstock.storage.heat import ExpertMap, Heat
+from penstock.storage.policies import Key
+from penstock.storage.store import ExpertStore, Lease
+from penstock.storage.streamed import Recorder
+from penstock.storage.tiers.counters import TierCounters
+from penstock.storage.tiers.division import Division
+from penstock.storage.tiers.host import HostTier, StreamedTier
+from penstock.storage.tiers.passing import Passing
+from penstock.storage.tiers.placement import LONG, Placement, Turn
+from penstock.storage.tiers.plan import Kind
+
+
+class Pool(NamedTuple):
+    """Experts of one kind: the device's slots for them, who has one, and how long steps pass through."""
+
+    placement: Placement
+    slots: ExpertSlots
+    passing: Passing
+    kind: Kind
+
+
+class TieredExperts(ExpertStore):
+    """Used by one thread at a time.
+
+    pools  by block number; blocks whose experts are alike share one
+    table  for what the host computes
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        pools: Sequence[Pool],
+        counters: TierCounters,
+        table: ExpertTable,
+        division: Division,
+        *,
+        recorder: Recorder | None = None,
+    ):
+        self.host, self.pools, self.counters, self.table = host, pools, counters, table
+        self.division = division
+        self.recorder, self.source = recorder, host.source
+        self.heat = Heat(self.source.blocks, self.source.experts)
+        self.places = np.full(self.source.experts, -1, np.int32)
+        self._long = False  # the latest step was a long one
+        self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
+
+    def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> "TieredLease":
+        del ids, following  # not known yet: the lease is asked when they are
+        return self._leases[self.source.number(block)]
+
+    def expect(self, block: str, ids: NDArray[np.int64]) -> None:
+        if isinstance(self.host, StreamedTier):
+            cache = self.pools[self.source.number(block)].placement.cache
+            absent = [
+                number for number in np.unique(ids).tolist() if self.source.key(block, number) not in cache
+            ]
+            self.host.store.expect(block, np.array(absent, np.int64))
+
+    def map(self) -> ExpertMap:
+        heat = self.heat.now()
+        tiers = np.zeros(heat.size, np.uint8)
+        if isinstance(self.host, StreamedTier):
+            tiers[list(self.host.store.memory.entries)] = (
+                1  # the copy is made at once, whatever comes and goes
+            )
+        else:
+            tiers[:] = 1
+        for placement in self.placements:
+            tiers[list(placement.slot_of)] = 2
+        by_block = tiers.reshape(heat.shape)
+        return ExpertMap(self.heat.blocks, by_block > 0, heat, by_block)
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Each once."""
+        return [pool.placement for pool in self._each_pool()]
+
+    def preload(self, keys: Sequence[Key]) -> None:
+        """The device begins with these experts, as many as fit, the first ones to stay longest."""
+        experts, room = self.source.experts, {id(each): each.slots for each in self.placements}
+        chosen = []
+        for key in keys:
+            placement = self.pools[key // experts].placement
+            if room[id(placement)] > 0:
+                room[id(placement)] -= 1
+                chosen.append(key)
+        bring: dict[int, dict[int, int]] = {}
+        for key in reversed(chosen):
+            block, number = divmod(key, experts)
+            bring.setdefault(block, {})[number] = self.pools[block].placement.reserve(key)
+        for block, slots in sorted(bring.items()):
+            pool = self.pools[block]
+            with self.host.lend(block, sorted(slots), True, pool.slots.wait) as arrivals:
+                for some in arrivals:
+                    for number, expert in some.items():
+                        pool.slots.bring(slots[number], expert)
+            self.counters.link_bytes += len(slots) * self.expert_bytes(block)
+            pool.slots.wait()
+            self.host.forget(pool.placement.moved())
+
+    def begin_step(self, rows: int) -> bool:
+        """Slots make room for the rows of a long step, or take it back after the last.  True: working memory of long
+        steps is not needed any more, and is to be given back before `end_long`."""
+        if (rows > LONG) == self._long:
+            return False
+        self._long = rows > LONG
+        if self._long:
+            for pool in self._each_pool():
+                pool.passing.forget()
+                pool.placement.begin_long()
+                pool.slots.resize(pool.placement.long_slots)
+        return not self._long
+
+    def end_long(self) -> None:
+        """Long steps have given their memory back."""
+        for pool in self._each_pool():
+            pool.passing.forget()
+            pool.placement.end_long()
+            there = pool.slots.resize(pool.placement.slots)
+            if there < pool.placement.slots:  # somebody else was quicker
+                pool.placement.resize(there, there)
+
+    def lend(self, nbytes: int) -> None:
+        """So many bytes of the device are somebody else's: experts give way, but the last few."""
+        total = sum(pool.kind.slots * pool.kind.slot_bytes for pool in self._each_pool())
+        for pool in self._each_pool():
+            kind, placement = pool.kind, pool.placement
+            share = max(0, nbytes) * kind.slots * kind.slot_bytes // total
+            gone = -(-share // (kind.slot_bytes * kind.step)) * kind.step
+            slots, long_slots = (max(kind.fewest, count - gone) for count in (kind.slots, kind.long_slots))
+            if slots != placement.slots:
+                self._resize(pool, slots, long_slots)
+
+    def _resize(self, pool: Pool, slots: int, long_slots: int) -> None:
+        pool.passing.forget()
+        pool.slots.wait()
+        pool.placement.resize(slots, long_slots)
+        if self._long:
+            pool.placement.begin_long()
+        there = pool.slots.resize(long_slots if self._long else slots)
+        if not self._long and there < slots:
+            pool.placement.resize(there, min(long_slots, there))
+
+    def shrink(self) -> bool:
+        """An eighth of the slots goes back to the system, because the device is short of memory.  False: there are no
+        more than steps need."""
+        given = False
+        for pool in self._each_pool():
+            placement, before = pool.placement, pool.placement.slots
+            gone = -(-before // (8 * pool.kind.step)) * pool.kind.step
+            slots, long_slots = (max(pool.kind.fewest, n - gone) for n in (before, placement.long_slots))
+            self._resize(pool, slots, long_slots)
+            given |= pool.placement.slots < before
+        return given
+
+    def _each_pool(self) -> list[Pool]:
+        return list({id(pool.placement): pool for pool in self.pools}.values())
+
+    def expert_bytes(self, block: int) -> int:
+        """As they cross the link."""
+        return sum(info.total_bytes for info in self.source.infos(block * self.source.experts))
+
+
+class TieredLease(Lease, DividedLease):
+    """One layer.  Made once, asked for with every step."""
+
+    def __init__(self, store: TieredExperts, block: int, pool: Pool):
+        self.store, self.block, self.pool = store, block, pool
+        self.slots, self.places = pool.slots, store.places
+        self._base = block * store.source.experts
+        self._bytes = store.expert_bytes(block)
+        self._name = store.source.blocks[block]
+
+    def as_they_come(self) -> Iterator[ExpertTable]:
+        raise NotImplementedError("experts of several tiers come by turns")
+
+    in_order = as_they_come
+
+    def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
+        store, placement = self.store, self.pool.placement
+        numbers = sorted(set(ids.ravel().tolist()))
+        self._note(numbers, len(ids), ids)
+        if placement.passing:
+            self.pool.passing.forget()
+        turn = placement.turn(self.block, numbers, len(ids))
+        self._place(turn)
+        if not (turn.bring or turn.host):
+            return
+        coming = dict(turn.bring)
+        try:
+            yield from self._divide(turn, coming)
+        except BaseException:
+            placement.lost(self.block, list(coming))
+            raise
+        store.counters.link_bytes += len(turn.bring) * self._bytes
+        self.slots.join()
+
+    def _note(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
+        store = self.store
+        store.host.forget(self.pool.placement.moved())  # the copies of the turn before have been used
+        store.heat.use(self._name, ids)
+        if store.recorder is not None:
+            store.recorder.record(self.block, rows, numbers)
+
+    def _place(self, turn: Turn) -> None:
+        self.places.fill(-1)
+        slot_of = self.pool.placement.slot_of
+        for number in turn.here:
+            self.places[number] = slot_of[self._base + number]
+        for number, slot in turn.bring.items():
+            self.places[number] = slot
+
+    def _divide(self, turn: Turn, coming: dict[int, int]) -> Iterator[ExpertTable]:
+        """What has come: first what is to be copied, then what is to be computed meanwhile."""
+        store, slots = self.store, self.slots
+        missing = sorted([*turn.bring, *turn.host])
+        with store.host.lend(self.block, missing, False, slots.wait) as arrivals:
+            for some in self._timed(arrivals):
+                own: dict[int, DeviceExpert] = {}
+                for number, expert in some.items():
+                    slot = coming.pop(number, None)
+                    if slot is None:
+                        own[number] = expert
+                    else:
+                        slots.bring(slot, expert)
+                if own:
+                    for number, expert in own.items():
+                        store.table.put(number, expert)
+                    begin = time.perf_counter()
+                    try:
+                        yield store.table
+                    finally:
+                        store.counters.host_seconds += time.perf_counter() - begin
+                        for number in own:
+                            store.table.remove(number)
+
+    def _timed(self, arrivals: Iterator[dict[int, DeviceExpert]]) -> Iterator[dict[int, DeviceExpert]]:
+        counters = self.store.counters
+        while True:
+            begin = time.perf_counter()
+            some = next(arrivals, None)
+            counters.disk_stall_seconds += time.perf_counter() - begin
+            if some is None:
+                return
+            yield some
+
+    # ── many rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
+        store, placement, passing = self.store, self.pool.placement, self.pool.passing
+        numbers = np.flatnonzero(rows).tolist()
+        self._note(numbers, int(rows.max()), np.array(numbers, np.int64))
+        missing = placement.long_turn(self.block, numbers)
+        self.places.fill(-1)
+        for number in numbers:
+            slot = placement.slot_of.get(self._base + number)
+            if slot is not None:
+                self.places[number] = slot
+        store.counters.link_bytes += len(missing) * self._bytes
+        most = 4 * len(numbers) >= 3 * store.source.experts
+        yield from passing.waves(self.block, missing, self.places, most)

@@ -1,0 +1,198 @@
+"""Which experts are in a device's slots, and what becomes of those that are not: bookkeeping without memory.
+
+The engine and the replay of traces share it, so both count the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from penstock.storage.cache import Cache
+from penstock.storage.policies import Key, make_policy
+from penstock.storage.tiers.counters import TierCounters
+from penstock.storage.tiers.division import Division
+
+HALVED_AFTER: Final = 64  # turns with as many uses as there are slots: then what was counted counts half
+LONG: Final = 32  # rows of a step, beyond which experts only pass through the device
+
+
+def fewest_slots(experts: int, used: int, passing: int) -> int:
+    """What a step of few rows may need together, or a long one in two halves and one besides."""
+    return max(passing + 1, min(experts, LONG * used))
+
+
+class Turn(NamedTuple):
+    """A layer's experts by what is to be done with them; numbers ascend."""
+
+    here: list[int]  # are in slots
+    bring: dict[int, int]  # number → slot: to be copied there, and kept
+    host: list[int]  # to be computed by the host
+
+
+class Placement:
+    """Experts of one kind and the slots of a device that hold some of them.
+
+    memory      what the host holds; None: all of them
+    used        experts of a token
+    passing     slots through which experts of long steps pass; those of the cache give way to them meanwhile
+    long_slots  of all slots, those that a long step leaves: the others' memory is its own meanwhile
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        slots: int,
+        division: Division,
+        counters: TierCounters,
+        *,
+        experts: int,
+        used: int,
+        memory: Cache | None = None,
+        passing: int = 0,
+        long_slots: int | None = None,
+    ):
+        self.cache = Cache(slots, make_policy(policy, slots), lambda _: 1)
+        self.division, self.counters, self.memory = division, counters, memory
+        self.experts, self.used = experts, used
+        self.slot_of: dict[Key, int] = {}
+        self.free = list(range(slots - 1, -1, -1))
+        self.passing: list[int] = []  # slots of long steps, while there are any
+        self._passing, self._slots = passing, slots
+        self._long_slots = slots if long_slots is None else long_slots
+        self._uses: dict[Key, int] = defaultdict(int)
+        self._counted = 0
+        self._moved: list[Key] = []
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def long_slots(self) -> int:
+        return self._long_slots
+
+    def reserve(self, key: Key) -> int:
+        """A slot for an expert that is brought before anybody needs it."""
+        for _, _, evicted, _ in self.cache.request([key]):
+            self.free += [self.slot_of.pop(gone) for gone in evicted]
+        self.slot_of[key] = self.free.pop()
+        if self.memory is not None:
+            self._moved.append(key)
+        return self.slot_of[key]
+
+    # ── steps of few rows ─────────────────────────────────────────────────────────────────────────────────
+
+    def turn(self, block: int, numbers: Sequence[int], rows: int) -> Turn:
+        """What becomes of the experts that a layer needs; numbers ascend."""
+        self.end_long()
+        base, cache, counters = block * self.experts, self.cache, self.counters
+        here = [number for number in numbers if base + number in cache]
+        missing = [number for number in numbers if base + number not in cache]
+        on_disk = self._on_disk(base, missing)
+        host: list[int] = []
+        if missing:
+            share = self.division.host_share(len(missing), on_disk, max(1.0, rows * self.used / len(numbers)))
+            share = max(share, len(numbers) - self._slots)  # what there is no slot for
+            # Those that are used least stay where they are: what the link has carried is to be worth it.
+            coldest = sorted(missing, key=lambda number: (self._uses[base + number], number))[:share]
+            host = sorted(coldest)
+        asked = [base + number for number in numbers if number not in host]
+        bring = {}
+        for key, hit, evicted, _ in cache.request(asked):
+            for gone in evicted:
+                self.free.append(self.slot_of.pop(gone))
+            counters.device_evictions += len(evicted)
+            if not hit:
+                self.slot_of[key] = bring[key - base] = self.free.pop()
+        self._count(base, numbers)
+        counters.device_hits += len(here)
+        counters.device_misses += len(missing)
+        counters.memory_hits += len(missing) - on_disk
+        counters.disk_reads += on_disk
+        counters.copied += len(bring)
+        counters.on_host += len(host)
+        if self.memory is not None:
+            self._moved += [base + number for number in bring]
+        return Turn(here, bring, host)
+
+    def moved(self) -> list[Key]:
+        """Keys that are on the device since the last call: the host need not hold them any more."""
+        found, self._moved = self._moved, []
+        return found
+
+    def lost(self, block: int, numbers: Sequence[int]) -> None:
+        """These were to be brought and have not been."""
+        for key in (block * self.experts + number for number in numbers):
+            self.cache.drop(key)
+            self.free.append(self.slot_of.pop(key))
+            if key in self._moved:
+                self._moved.remove(key)
+
+    def _on_disk(self, base: int, missing: Sequence[int]) -> int:
+        return 0 if self.memory is None else sum(base + number not in self.memory for number in missing)
+
+    def _count(self, base: int, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._uses[base + number] += 1
+        self._counted += len(numbers)
+        if self._counted >= HALVED_AFTER * self._slots:
+            self._counted = 0
+            for key, count in self._uses.items():
+                self._uses[key] = count // 2
+
+    # ── steps of many rows ────────────────────────────────────────────────────────────────────────────────
+
+    def long_turn(self, block: int, numbers: Sequence[int]) -> list[int]:
+        """Of the experts that a layer of a long step needs, those that have to pass through; the others are here."""
+        self.begin_long()
+        base, counters = block * self.experts, self.counters
+        here = [base + number for number in numbers if base + number in self.cache]
+        for _ in self.cache.request(here):
+            pass
+        missing = [number for number in numbers if base + number not in self.cache]
+        on_disk = self._on_disk(base, missing)
+        counters.device_hits += len(here)
+        counters.device_misses += len(missing)
+        counters.memory_hits += len(missing) - on_disk
+        counters.disk_reads += on_disk
+        counters.passed += len(missing)
+        return missing
+
+    def begin_long(self) -> None:
+        """Long steps follow: some slots are theirs, and through some experts pass."""
+        if not self.passing:
+            self._leave(self._long_slots)
+            self._shrink(self._long_slots - self._passing)
+            self.passing = [self.free.pop() for _ in range(self._passing)]
+
+    def end_long(self) -> None:
+        if self.passing:
+            self.passing = []
+            self._all_free(self._slots)
+            self.cache.resize(self._slots)
+
+    # ── less memory ───────────────────────────────────────────────────────────────────────────────────────
+
+    def resize(self, slots: int, long_slots: int) -> None:
+        """There are so many slots from now on, the first ones: experts in others are gone."""
+        self.end_long()
+        self._slots, self._long_slots = slots, long_slots
+        self._leave(slots)
+        self._shrink(slots)
+
+    def _leave(self, slots: int) -> None:
+        """Only the first so many are used."""
+        for key in [key for key, slot in self.slot_of.items() if slot >= slots]:
+            self.cache.drop(key)
+            del self.slot_of[key]
+            self.counters.device_evictions += 1
+        self._all_free(slots)
+
+    def _all_free(self, slots: int) -> None:
+        taken = set(self.slot_of.values())
+        self.free = [slot for slot in range(slots - 1, -1, -1) if slot not in taken]
+
+    def _shrink(self, slots: int) -> None:
+        for key in self.cache.resize(max(1, slots)):
+            self.free.append(self.slot_of.pop(key))
+            self.counters.device_evictions += 1
