@@ -34,6 +34,7 @@ from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError
 from penstock.native.library import native
 from penstock.storage.plan import SLACK
+from penstock.storage.tiers import plan as tier_plan
 from penstock.storage.tiers.placement import LONG
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.tensor import TensorInfo
@@ -259,6 +260,7 @@ def smallest_vram(model: Path, device: Double, **options: Any) -> int:
 def open_double(monkeypatch: pytest.MonkeyPatch, model: Path, device: Double, **options: Any) -> Engine:
     """An engine on the device."""
     monkeypatch.setattr(engines, "choose_backend", lambda *_: device)
+    monkeypatch.setattr(tier_plan, "in_memory", lambda _: False)
     return Engine(model, **{"device": "cuda", "context": 256, "learn": "off", **options})
 
 

@@ -25,7 +25,7 @@ from penstock.weights.tensor import TensorInfo
 
 LANES: Final = 2  # streams that take turns
 SEGMENT: Final = 32  # slots at least, whose memory is given back together
-MOST_SEGMENT: Final = 1024
+MOST_SEGMENT: Final = 256
 
 
 class _Expert(ctypes.Structure):

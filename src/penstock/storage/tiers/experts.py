@@ -264,7 +264,7 @@ class TieredLease(Lease, DividedLease):
     def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
         store, placement, passing = self.store, self.pool.placement, self.pool.passing
         numbers = np.flatnonzero(rows).tolist()
-        self._note(numbers, int(rows.max()), np.array(numbers, np.int64))
+        self._note(numbers, int(rows.sum()) // placement.used, np.array(numbers, np.int64))
         missing = placement.long_turn(self.block, numbers)
         self.places.fill(-1)
         for number in numbers:

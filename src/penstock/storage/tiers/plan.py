@@ -201,9 +201,8 @@ def _host(
     base, expert, everything = HOST_PROGRAM + requests, max(source.slot_bytes), source.total_bytes
     fewest = 2 * checkpoint.config.experts_used * expert
     smallest = base + fewest
-    in_memory = all(find_disk(file.path).filesystem in IN_MEMORY for file in checkpoint.files)
     budget = machine.safe_budget() if memory is None and everything > machine.safe_budget() else memory
-    whole = in_memory or budget is None or base + everything <= budget
+    whole = budget is None or base + everything <= budget or in_memory(checkpoint)
     if whole or budget is None:
         return TierPlan(kinds, long_work, True, budget, base, everything, 0, smallest)
     if budget < smallest:
@@ -214,6 +213,13 @@ def _host(
     ahead = min(AHEAD, max(0, (budget - smallest) // (4 * expert))) * expert
     held = min(budget - base - ahead, everything)
     return TierPlan(kinds, long_work, False, budget, base, held, ahead, smallest)
+
+
+def in_memory(checkpoint: Checkpoint) -> bool:
+    """Whether the files lie in a disk that is memory itself."""
+    return all(
+        file.path.exists() and find_disk(file.path).filesystem in IN_MEMORY for file in checkpoint.files
+    )
 
 
 def _longest(state: Callable[[int], int], plan: Plan, limit: int, shortest: int) -> int:
