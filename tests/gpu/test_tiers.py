@@ -19,6 +19,7 @@ from penstock.errors import BudgetError
 from penstock.storage.device import expert_infos
 from penstock.storage.store import ready_expert
 from penstock.storage.tiers import plan as tier_plan
+from penstock.storage.tiers.host import on_host
 from penstock.storage.tiers.plan import plan_for_tiers
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.tensor import Weight
@@ -84,7 +85,7 @@ def test_an_expert_that_is_brought_lies_as_one_that_is_loaded(path: Path) -> Non
         weights = [Weight(info) for info in infos[number]]
         for part, weight in enumerate(weights):
             stack.place(part, number, weight.info, weight.raw)
-        slots.bring(7 - number, ready_expert(processors, weights))
+        slots.bring(7 - number, on_host(ready_expert(processors, weights)))
     slots.join()
     torch.cuda.synchronize()
     assert stack.gate_up is not None

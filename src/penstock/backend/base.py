@@ -6,7 +6,7 @@ bytes each of these takes.  The model describes; the backend computes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -56,6 +56,15 @@ class DeviceExpert:
     """One expert's three matrices, ready to be used."""
 
 
+class HostExpert(DeviceExpert):
+    """One that lies in the host's memory, where a device can copy it from."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[int]:
+        """Where gate, up and down lie now, in their stored type."""
+
+
 class ExpertTable(ABC):
     """Where experts of one layer are, by number: what an op looks routed ids up in."""
 
@@ -84,7 +93,7 @@ class ExpertSlots(ABC):
     count: int
 
     @abstractmethod
-    def bring(self, slot: int, expert: DeviceExpert) -> None:
+    def bring(self, slot: int, expert: HostExpert) -> None:
         """Begins to copy an expert of the host's to a slot.  Its memory stays as it is until `wait` has returned, or
         whatever the device computed after `join` is there."""
 
@@ -306,6 +315,35 @@ class ExpertSeconds(NamedTuple):
 HOST_ROWS = (1, 4, 16)
 
 
+class HostShare(ABC):
+    """The host's share of a layer's experts."""
+
+    @abstractmethod
+    def run(
+        self, tables: Iterable[ExpertTable], x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector
+    ) -> bool:
+        """Σ weight · expert(x) over the experts of the tables, in ascending order of id, whatever comes when.
+        x, out [rows, hidden], ids, weights [rows, count], all contiguous.  False: there was nothing to compute, and
+        `out` is as it was."""
+
+
+class HostBackend(Backend):
+    """The host's processors, beside a device that has some of the experts."""
+
+    @abstractmethod
+    def share(self, rows: int, count: int, hidden: int, limit: float) -> HostShare:
+        """For steps of at most so many rows, each with `count` experts."""
+
+    @abstractmethod
+    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
+        """What computes a few of the experts at a time, all for so many rows: to be measured."""
+
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """How many each of `expert_work` computes."""
+
+
 class DeviceSpeeds(NamedTuple):
     """Bytes per second, measured."""
 
@@ -348,7 +386,7 @@ class DeviceBackend(Backend):
 
     @property
     @abstractmethod
-    def beside(self) -> Backend:
+    def beside(self) -> HostBackend:
         """The host's processors, which compute what the device does not."""
 
     @abstractmethod
@@ -371,7 +409,7 @@ class DeviceBackend(Backend):
     def expert_slots(self, experts: Sequence[Sequence[TensorInfo]], count: int, used: int) -> ExpertSlots: ...
 
     @abstractmethod
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[DeviceExpert]) -> ExpertSeconds:
+    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
         """What one of these takes, the host's own; they are brought to the first slots, which nobody uses yet."""
 
     @abstractmethod

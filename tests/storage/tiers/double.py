@@ -14,15 +14,14 @@ from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import (
     Bytes,
     DeviceBackend,
-    DeviceExpert,
     DeviceSpeeds,
     DividedLease,
     ExpertSeconds,
     ExpertSlots,
+    HostExpert,
     KernelTime,
 )
 from penstock.backend.cpu.backend import CpuBackend
-from penstock.backend.cpu.deepseek_v4.host_share import HostShare
 from penstock.backend.cpu.deepseek_v4.ops import CpuOps
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight
@@ -54,7 +53,7 @@ class DoubleSlots(ExpertSlots):
         self._coming: list[tuple[int, CpuExpert]] = []
         self.brought = 0
 
-    def bring(self, slot: int, expert: DeviceExpert) -> None:
+    def bring(self, slot: int, expert: HostExpert) -> None:
         assert isinstance(expert, CpuExpert)
         assert 0 <= slot < self.count
         self._coming.append((slot, expert))
@@ -106,7 +105,7 @@ class DoubleExperts(v4.Experts):
                 self._compute(numbers, lease, x, ids, weights, out, begun, last == len(lease.places))
                 begun = begun or bool(numbers)
             return out
-        share = HostShare(rows, count, self._spec.hidden, self._spec.limit, self._threads)
+        share = CpuBackend(1).share(rows, count, self._spec.hidden, self._spec.limit)
         own = np.zeros((rows, self._spec.hidden), np.float32)
         share.run(lease.turn(ids.array), x.array, ids.array, weights.array, own)
         numbers = np.flatnonzero(lease.places >= 0).tolist()
@@ -192,7 +191,7 @@ class Double(CpuBackend, DeviceBackend):
         self.slots.append(DoubleSlots(experts[0], count, self))
         return self.slots[-1]
 
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[DeviceExpert]) -> ExpertSeconds:
+    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
         del slots
         assert experts
         return self._seconds

@@ -17,11 +17,11 @@ from penstock.backend.base import (
     ExpertSeconds,
     ExpertSlots,
     ExpertTable,
+    HostBackend,
+    HostExpert,
     KernelTime,
     Sampling,
 )
-from penstock.backend.cpu.backend import CpuBackend
-from penstock.backend.cpu.weights import CpuExpert
 from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
 from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
 from penstock.backend.cuda.device import Card, CudaError, card, free_memory, measure, translated
@@ -58,7 +58,7 @@ class CudaBackend(DeviceBackend):
 
     name = "cuda"
 
-    def __init__(self, index: int, sampling: Sampling, beside: CpuBackend):
+    def __init__(self, index: int, sampling: Sampling, beside: HostBackend):
         if not torch.cuda.is_available():
             raise CudaError("this torch cannot use the GPU: it was built without CUDA, or for another driver")
         self.index, self._beside = index, beside
@@ -76,7 +76,7 @@ class CudaBackend(DeviceBackend):
         self._long_memories: WeakSet[LongMemory] = WeakSet()
 
     @property
-    def beside(self) -> CpuBackend:
+    def beside(self) -> HostBackend:
         return self._beside
 
     def end_long_steps(self) -> None:
@@ -203,12 +203,10 @@ class CudaBackend(DeviceBackend):
             prepare([(slots.gate_up.kind, True), (slots.down.kind, False)])
         return slots
 
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[DeviceExpert]) -> ExpertSeconds:
+    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
         self.activate()
         with translated("measuring the link"):
-            return measure_experts(
-                slots, [each for each in experts if isinstance(each, CpuExpert)], self.beside.threads
-            )
+            return measure_experts(slots, experts, self.beside)
 
     def pin(self, memory: Bytes) -> bool:
         self.activate()

@@ -2,16 +2,12 @@
 
 import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Final
 
-from penstock.backend.base import HOST_ROWS, Bytes, ExpertSeconds, ExpertSlots
-from penstock.backend.cpu.deepseek_v4.host_share import expert_work
-from penstock.backend.cpu.weights import CpuExpert
+from penstock.backend.base import HOST_ROWS, Bytes, ExpertSeconds, ExpertSlots, HostBackend, HostExpert
 from penstock.backend.cuda.device import driver
 
-TOGETHER: Final = 4  # experts that the host computes at a time while it is measured
 _READ_ONLY, _PORTABLE = 8, 1  # CU_MEMHOSTREGISTER_…
 
 
@@ -34,7 +30,7 @@ def _pages(memory: Bytes) -> tuple[int, int]:
     return start, -(-(first + memory.size - start) // size) * size
 
 
-def measure_experts(slots: ExpertSlots, experts: Sequence[CpuExpert], threads: int) -> ExpertSeconds:
+def measure_experts(slots: ExpertSlots, experts: Sequence[HostExpert], host: HostBackend) -> ExpertSeconds:
     """The processors while copies are under way, as in a step: both read the same memory."""
     given = list(zip(range(slots.count), experts, strict=False))
 
@@ -42,23 +38,24 @@ def measure_experts(slots: ExpertSlots, experts: Sequence[CpuExpert], threads: i
         for slot, expert in given:
             slots.bring(slot, expert)
 
+    def seconds(work: Callable[[], None]) -> float:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+
     bring()
     slots.wait()
-    begin = time.perf_counter()
-    bring()
-    slots.wait()
-    link = (time.perf_counter() - begin) / len(given)
-    host = []
-    for rows in HOST_ROWS:
-        together = min(TOGETHER, len(experts))
-        works = expert_work(experts, rows, together, threads)
-        works[0].run()  # makes threads and memory
+
+    def copied() -> None:
         bring()
-        times = []
-        for work in works:
-            begin = time.perf_counter()
-            work.run()
-            times.append((time.perf_counter() - begin) / together)
         slots.wait()
-        host.append(median(times))
-    return ExpertSeconds(link, tuple(host))
+
+    link = seconds(copied) / len(given)
+    computed = []
+    for rows in HOST_ROWS:
+        works = host.expert_work(experts, rows)
+        works[0]()  # makes threads and memory
+        bring()
+        computed.append(median(map(seconds, works)) / min(host.together, len(experts)))
+        slots.wait()
+    return ExpertSeconds(link, tuple(computed))

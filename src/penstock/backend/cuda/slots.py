@@ -12,8 +12,7 @@ from typing import Final
 
 import torch
 
-from penstock.backend.base import DeviceExpert, ExpertSlots
-from penstock.backend.cpu.weights import CpuExpert
+from penstock.backend.base import ExpertSlots, HostExpert
 from penstock.backend.cuda.device import CudaError
 from penstock.backend.cuda.driver_calls import driver_calls
 from penstock.backend.cuda.launch import module
@@ -86,13 +85,12 @@ class CudaExpertSlots(ExpertSlots):
         formats = (f"-DUP_FORMAT={_format(infos[0])}", f"-DDOWN_FORMAT={_format(infos[2])}")
         self._function = int(module("tiers.cu", *formats).function("repack_expert"))
 
-    def bring(self, slot: int, expert: DeviceExpert) -> None:
-        assert isinstance(expert, CpuExpert)
+    def bring(self, slot: int, expert: HostExpert) -> None:
         assert 0 <= slot < self.count
         lane, calls = self._lanes[self._turn], self._calls
         self._turn = (self._turn + 1) % LANES
-        for stage, weight, nbytes in zip(lane.stages, expert.weights, self._nbytes, strict=True):
-            calls.copy(stage, weight.described.data, nbytes, lane.number)
+        for stage, part, nbytes in zip(lane.stages, expert.parts, self._nbytes, strict=True):
+            calls.copy(stage, part, nbytes, lane.number)
         argument, (pair, single) = lane.argument, self._sizes
         argument.gate.out = argument.up.out = self._memory[0].address + slot * pair
         argument.down.out = self._memory[1].address + slot * single

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, DeviceExpert, DividedLease, ExpertSlots, ExpertTable, Wave
+from penstock.backend.base import Array, DividedLease, ExpertSlots, ExpertTable, HostExpert, Wave
 from penstock.storage.heat import ExpertMap, Heat
 from penstock.storage.policies import Key
 from penstock.storage.store import ExpertStore, Lease
@@ -231,7 +231,7 @@ class TieredLease(Lease, DividedLease):
         missing = sorted([*turn.bring, *turn.host])
         with store.host.lend(self.block, missing, False, slots.wait) as arrivals:
             for some in self._timed(arrivals):
-                own: dict[int, DeviceExpert] = {}
+                own: dict[int, HostExpert] = {}
                 for number, expert in some.items():
                     slot = coming.pop(number, None)
                     if slot is None:
@@ -249,7 +249,7 @@ class TieredLease(Lease, DividedLease):
                         for number in own:
                             store.table.remove(number)
 
-    def _timed(self, arrivals: Iterator[dict[int, DeviceExpert]]) -> Iterator[dict[int, DeviceExpert]]:
+    def _timed(self, arrivals: Iterator[dict[int, HostExpert]]) -> Iterator[dict[int, HostExpert]]:
         counters = self.store.counters
         while True:
             begin = time.perf_counter()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from penstock.backend.base import Backend, Bytes, DeviceExpert
+from penstock.backend.base import Backend, Bytes, DeviceExpert, HostExpert
 from penstock.storage.cache import Cache
 from penstock.storage.policies import Key
 from penstock.storage.source import ExpertSource
@@ -15,7 +15,12 @@ from penstock.weights.tensor import Weight
 
 NEAR: Final = 1 << 20  # bytes between two tensors that are pinned together
 
-Arrivals = Iterator[dict[int, DeviceExpert]]  # by number
+Arrivals = Iterator[dict[int, HostExpert]]  # by number
+
+
+def on_host(expert: DeviceExpert) -> HostExpert:
+    assert isinstance(expert, HostExpert)
+    return expert
 
 
 class HostTier(ABC):
@@ -42,13 +47,13 @@ class MappedTier(HostTier):
 
     def __init__(self, source: ExpertSource, backend: Backend):
         self.source, self._backend = source, backend
-        self._experts: dict[Key, DeviceExpert] = {}  # those that were used
+        self._experts: dict[Key, HostExpert] = {}  # those that were used
 
-    def expert(self, key: Key) -> DeviceExpert:
+    def expert(self, key: Key) -> HostExpert:
         found = self._experts.get(key)
         if found is None:
             weights = [Weight(info) for info in self.source.infos(key)]
-            found = self._experts[key] = ready_expert(self._backend, weights)
+            found = self._experts[key] = on_host(ready_expert(self._backend, weights))
         return found
 
     def lend(
@@ -92,7 +97,7 @@ class StreamedTier(HostTier):
         entries, experts = self.store.memory.entries, self.source.experts
         for _ in lease.in_order() if many else lease.as_they_come():
             if lease.handed:
-                yield {key % experts: entries[key].expert for key in lease.handed}
+                yield {key % experts: on_host(entries[key].expert) for key in lease.handed}
             if not lease.requested:
                 hold()
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any, Final
 
-from penstock.backend.base import Bytes, DeviceBackend, DeviceExpert
+from penstock.backend.base import Bytes, DeviceBackend, HostExpert
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.device import expert_infos
@@ -150,7 +150,7 @@ def measure_division(store: TieredExperts, backend: DeviceBackend) -> Times:
     count = min(MEASURED, pool.slots.count, source.experts)
     if cache is not None:
         count = min(count, cache.capacity // (2 * source.size_of(0)))
-    numbers, experts = [number * source.experts // count for number in range(count)], list[DeviceExpert]()
+    numbers, experts = [number * source.experts // count for number in range(count)], list[HostExpert]()
     begin = time.perf_counter()
     with store.host.lend(0, numbers, False, pool.slots.wait) as arrivals:
         for some in arrivals:

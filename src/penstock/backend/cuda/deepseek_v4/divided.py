@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import DividedLease
-from penstock.backend.cpu.deepseek_v4.host_share import HostShare
+from penstock.backend.base import DividedLease, HostBackend, HostShare
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, padded, run
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.exchange import Exchange, Receive, Send
@@ -38,7 +37,7 @@ class Divided:
         memory: StepMemory,
         lease: DividedLease,
         images: list[tuple[int, int, Image]],
-        threads: int,
+        beside: HostBackend,
     ):
         assert isinstance(spec.shared, CudaExpert)
         assert isinstance(lease.slots, CudaExpertSlots)
@@ -54,7 +53,7 @@ class Divided:
         self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
         self._share: HostShare = workspace.once(
             ("host share", *shape, spec.limit),
-            lambda: HostShare(self._rows, routing.count, spec.hidden, spec.limit, threads),
+            lambda: beside.share(self._rows, routing.count, spec.hidden, spec.limit),
         )
         self._before: list[Launch] = []
         self._meanwhile: list[Launch] = []  # what the host need not wait for

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import DividedLease, ExpertLease
+from penstock.backend.base import DividedLease, ExpertLease, HostBackend
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.divided import Add, Divided, divided_forms, run_waves
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
@@ -48,11 +48,11 @@ class CudaRouter(v4.Router):
 
 
 class CudaExperts(v4.Experts):
-    """threads: of the host, where it has a share of the work"""
+    """beside: the host's processors, where they have a share of the work"""
 
-    def __init__(self, spec: v4.ExpertsSpec, memory: StepMemory, threads: int = 1):
+    def __init__(self, spec: v4.ExpertsSpec, memory: StepMemory, beside: HostBackend):
         assert isinstance(spec.shared, CudaExpert)
-        self._spec, self._shared, self._memory, self._threads = spec, spec.shared, memory, threads
+        self._spec, self._shared, self._memory, self._beside = spec, spec.shared, memory, beside
         self._made: dict[int, tuple[int, list[Launch]]] = {}
         self._divided: dict[int, tuple[int, Divided]] = {}
         if memory.long.expected:
@@ -88,7 +88,7 @@ class CudaExperts(v4.Experts):
 
         def make(size: int) -> tuple[int, Divided]:
             images = x.images(forms(size), size)
-            return size, Divided(self._spec, router, self._memory, lease, images, self._threads)
+            return size, Divided(self._spec, router, self._memory, lease, images, self._beside)
 
         if rows not in self._divided:
             self._divided[rows] = smaller_pieces(make)

@@ -127,7 +127,7 @@ class CudaOps(v4.Ops):
         return CudaRouter(spec, self._memory)
 
     def experts(self, spec: v4.ExpertsSpec) -> CudaExperts:
-        return CudaExperts(spec, self._memory, self._backend.beside.threads)
+        return CudaExperts(spec, self._memory, self._backend.beside)
 
     def head(self, spec: v4.HeadSpec) -> CudaHead:
         return CudaHead(spec, self._memory)
