@@ -33,7 +33,9 @@ def place(
 
 
 numbers = st.sets(st.integers(0, EXPERTS - 1), min_size=1, max_size=4).map(sorted)
-requests = st.lists(st.tuples(st.integers(0, BLOCKS - 1), numbers, st.sampled_from([1, 2, 3, 40])), max_size=40)
+requests = st.lists(
+    st.tuples(st.integers(0, BLOCKS - 1), numbers, st.sampled_from([1, 2, 3, 40])), max_size=40
+)
 
 
 def check(placement: Placement) -> None:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import torch
+
 from penstock.backend.base import HOST_ROWS, Bytes, ExpertSeconds, ExpertSlots, HostBackend, HostExpert
 from penstock.backend.cuda.device import driver
 
@@ -12,6 +14,7 @@ _READ_ONLY, _PORTABLE = 8, 1  # CU_MEMHOSTREGISTER_…
 
 
 def pin(memory: Bytes) -> bool:
+    torch.zeros(1, device="cuda")  # makes the card this thread's own
     start, nbytes = _pages(memory)
     for flags in (_PORTABLE | _READ_ONLY, _PORTABLE):
         (error,) = driver().cuMemHostRegister(start, nbytes, flags)

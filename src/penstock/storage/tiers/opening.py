@@ -1,6 +1,7 @@
 """The tiers of a plan, made."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from penstock.backend.base import Bytes, DeviceBackend, HostExpert
@@ -21,6 +22,7 @@ from penstock.storage.tiers.passing import Passing
 from penstock.storage.tiers.placement import Placement
 from penstock.storage.usage import Usage
 
+PINNERS: Final = 8  # threads: the system looks up every page
 MEASURED: Final = 32  # experts that the link and the processors are measured with
 
 
@@ -83,10 +85,13 @@ class Tiers:
     def __init__(self, experts: TieredExperts, backend: DeviceBackend, plan: Plan):
         self.experts, self._backend, self.plan = experts, backend, plan
         self._pinned: list[Bytes] = []
+        self.pin_seconds = 0.0
 
     def begin(self, known: Usage | None) -> None:
         """The device has all other weights.  known: how often experts were used so far"""
+        begin = time.perf_counter()
         self._pin()
+        self.pin_seconds = time.perf_counter() - begin
         self.experts.division.learn(measure_division(self.experts, self._backend))
         source = self.experts.source
         if known is not None and known.tells:
@@ -96,12 +101,12 @@ class Tiers:
             self.experts.preload([b * source.experts + e for e in range(source.experts) for b in blocks])
 
     def _pin(self) -> None:
-        """All of a mapped file, or nothing; slots that are filled from disk are pinned one by one."""
+        """All of a mapped file; slots that are filled from disk are pinned one by one."""
         if isinstance(self.experts.host, MappedTier):
-            for memory in self.experts.host.extents():
-                if not self._backend.pin(memory):
-                    return
-                self._pinned.append(memory)
+            extents = self.experts.host.extents()
+            with ThreadPoolExecutor(PINNERS, "penstock-pin") as pool:
+                pinned = pool.map(self._backend.pin, extents)
+                self._pinned = [memory for memory, done in zip(extents, pinned, strict=True) if done]
 
     def begin_step(self, rows: int) -> None:
         if self.experts.begin_step(rows):
@@ -127,6 +132,7 @@ class Tiers:
             "hit_rate": store.counters.device_hits / asked,
             "host_share": store.counters.on_host / max(1, store.counters.device_misses),
             "pinned_bytes": sum(each.size for each in self._pinned),
+            "pin_seconds": self.pin_seconds,
             "link_seconds_per_expert": times.link,
             "host_seconds_per_expert": times.host[0],
             "disk_seconds_per_expert": times.disk,
