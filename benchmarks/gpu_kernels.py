@@ -27,7 +27,7 @@ from penstock.backend.cuda.attention import (
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, takes_along
 from penstock.backend.cuda.hyper import LeaveAndEnter
-from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitVectors, Image
+from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitImage, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
@@ -130,6 +130,7 @@ class Step:
     def __init__(
         self,
         layer: Layer,
+        after: Layer,
         index: int,
         rows: int,
         context: int,
@@ -182,7 +183,7 @@ class Step:
             q[0].view(rows, HEADS, DIM), window, places, buffer(HEADS), 128, eps, m, compressed, picks,
             digits=heads, early=True,
         )  # fmt: skip
-        middle = DigitVectors(rows, GROUPS * RANK)
+        middle = DigitImage(rows, GROUPS * RANK)
         self.out_a = Dense(
             [layer.out_a],
             heads,
@@ -191,7 +192,7 @@ class Step:
             digits=middle,
             stages=stages,
         )
-        self.out_b = Dense([layer.out_b], middle, [y], rows, stages=stages)
+        self.out_b = Dense([layer.out_b], middle.image, [y], rows, ahead=layer.fn[1], stages=stages)
 
         x2 = Image(rows, HIDDEN, DIGITS | NEGATED | HALVES)
         self.enter_b = LeaveAndEnter(
@@ -215,7 +216,15 @@ class Step:
             self.router = Dense([layer.router], x2, [logits], rows, late=True, stages=tune.get("router", 4))
             self.up = Up(layer.gate_up, router, x2, acts, rows, stages=tune.get("up", 3))
         self.down = Down(
-            layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 3)
+            layer.down,
+            router,
+            acts,
+            y,
+            rows,
+            layer.shared_down,
+            shared_acts,
+            after.fn[0],
+            stages=tune.get("down", 3),
         )
         self.chosen = router
 
@@ -260,7 +269,11 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     slots, frequencies = Slots(rows, len(layers) * (context * 640 + (2 << 20))), torch.rand(32, device="cuda")
     places = Places(positions, slots.states, frequencies, torch.zeros(rows, 32, 2, device="cuda"))
     turns = MakeTurns(places)
-    steps = [Step(layer, i, rows, context, streams, places, slots, tune) for i, layer in enumerate(layers)]
+    following = [*layers[1:], layers[0]]
+    steps = [
+        Step(layer, after, i, rows, context, streams, places, slots, tune)
+        for i, (layer, after) in enumerate(zip(layers, following, strict=True))
+    ]
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     embeddings = torch.randn(VOCABULARY, HIDDEN, device="cuda").half()
     x, logits = Image(rows, HIDDEN, DIGITS), torch.empty(rows, VOCABULARY, device="cuda")

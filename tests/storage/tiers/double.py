@@ -26,7 +26,7 @@ from penstock.backend.cpu.deepseek_v4.ops import CpuOps
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight
 from penstock.backend.state import StateLayout, StatePool
-from penstock.engine import engine as engines
+from penstock.engine import loader
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
@@ -258,7 +258,7 @@ def smallest_vram(model: Path, device: Double, **options: Any) -> int:
 
 def open_double(monkeypatch: pytest.MonkeyPatch, model: Path, device: Double, **options: Any) -> Engine:
     """An engine on the device."""
-    monkeypatch.setattr(engines, "choose_backend", lambda *_: device)
+    monkeypatch.setattr(loader, "choose_backend", lambda *_: device)
     monkeypatch.setattr(tier_plan, "in_memory", lambda _: False)
     return Engine(model, **{"device": "cuda", "context": 256, "learn": "off", **options})
 

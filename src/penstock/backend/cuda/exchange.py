@@ -19,7 +19,7 @@ from penstock.backend.cuda.routing import Router, RoutingArgument
 class _Send(ctypes.Structure):
     _fields_ = (
         ("routing", RoutingArgument), ("x", VOID), ("ids", VOID), ("weights", VOID), ("to", VOID),
-        ("x_stride", INT), ("width", INT),
+        ("x_stride", INT), ("width", INT), ("rows", INT),
     )  # fmt: skip
 
 
@@ -80,13 +80,13 @@ class Send:
         self._argument = _Send(
             router.argument(), address(image.data) + before, exchange.address_of("ids", first),
             exchange.address_of("weights", first), exchange.address_of("x", first), 4 * image.columns + 32,
-            exchange.hidden,
+            exchange.hidden, image.rows,
         )  # fmt: skip
         self._keep, self._rows = (exchange, router, image), image.rows
         self._kernel = module("tiers.cu").kernel("send_rows")
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(self._rows, 256, (self._argument,), overlap)
+        self._kernel.launch(1 + self._rows, 512, (self._argument,), overlap)
 
 
 class Receive:

@@ -17,7 +17,7 @@ from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_attention import Compressing, LongAttention
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.inputs import DIGITS, DigitVectors, Image, Input, forms_of
+from penstock.backend.cuda.inputs import DIGITS, DigitImage, Image, Input, forms_of
 from penstock.backend.cuda.launch import cut
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
@@ -49,6 +49,7 @@ class CudaAttention(v4.Attention):
         """cuts: a graph of the step is cut before this block"""
         self._cuts = cuts
         self._spec, self._memory, pool = spec, memory, memory.pool
+        self._next_mix = len(memory.mixes)
         compressor, indexer = spec.compressor, spec.indexer
         self._check(spec)
         self._kind = pool.layout.series[state.window].dtype
@@ -223,10 +224,12 @@ class CudaAttention(v4.Attention):
     def _output(self, x: Input, a: int, b: int) -> list[Launch]:
         rows, workspace = b - a, self._memory.workspace
         width, y = self._out_b.columns, workspace.take("attention", self._hidden)[a:b]
+        ahead = self._memory.mix(self._next_mix)
         whole_tiles = self._out_a.count == 1 or self._out_a.rows % 16 == 0
         if whole_tiles and forms_of([self._out_b.kind], 8) == DIGITS:
-            middle = workspace.once(("middle", a, rows, width), lambda: DigitVectors(rows, width))
+            middle = workspace.once(("middle", a, rows, width), lambda: DigitImage(rows, width))
             first = Dense([self._out_a], x, [middle.values], rows, digits=middle)
-            return [first, Dense([self._out_b], middle, [y], rows)]
+            return [first, Dense([self._out_b], middle.image, [y], rows, ahead=ahead)]
         floats = self._take("attention middle", width)[a:b]
-        return [Dense([self._out_a], x, [floats], rows), Dense([self._out_b], floats, [y], rows)]
+        first = Dense([self._out_a], x, [floats], rows)
+        return [first, Dense([self._out_b], floats, [y], rows, ahead=ahead)]

@@ -28,6 +28,7 @@ class Divided:
     expert.  After it: the experts that have a place, and what the host has added up.
 
     images  of all rows, in the forms that `divided_forms` says
+    ahead   what the kernel behind the experts reads
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Divided:
         lease: DividedLease,
         images: list[tuple[int, int, Image]],
         beside: HostBackend,
+        ahead: torch.Tensor | None,
     ):
         assert isinstance(spec.shared, CudaExpert)
         assert isinstance(lease.slots, CudaExpertSlots)
@@ -49,6 +51,7 @@ class Divided:
             lease,
         )
         self._rows, routing, workspace = images[-1][1], router.spec, memory.workspace
+        self._ahead = ahead
         shape = (self._rows, routing.count, router.gate.rows, spec.hidden)
         self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
         self._share: HostShare = workspace.once(
@@ -91,7 +94,7 @@ class Divided:
             self._before += decide
             self._meanwhile.append(beside)
             self._after.append(up)
-            self._after.append(Down(slots.down, chosen, acts, out, rows, shared.down, inner))
+            self._after.append(Down(slots.down, chosen, acts, out, rows, shared.down, inner, self._ahead))
             return
         alone = workspace.take("shared expert", spec.hidden)[a:b]
         middle = workspace.take("shared inner", -(-shared.gate_up.rows // 8) * 8)[a:b, : shared.gate_up.rows]

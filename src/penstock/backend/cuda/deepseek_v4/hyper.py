@@ -111,6 +111,7 @@ class Mixer:
         self._fast = n == 4 and LeaveAndEnter.takes(hidden) and whole and fn.kind is not types.BF16
         self._scale = vector(scale if self._fast or not head else np.broadcast_to(scale, (n,)))
         self._made: dict[tuple[object, ...], list[Launch]] = {}
+        memory.mixes.append(fn.data)
         self._long = LongMixer(self._base, self._scale, self._norm, eps, rms_eps, iterations)
 
     def enter_long(self, streams: LongStreams) -> tuple[HalfRows, torch.Tensor]:

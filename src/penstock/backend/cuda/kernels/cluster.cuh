@@ -40,7 +40,3 @@ PS_DEVICE void send_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
                  "r"(shared_address(from)), "r"(bytes), "r"(bar)
                  : "memory");
 }
-PS_DEVICE void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Brings what lies at `p` nearer: into the second-level cache, where it is always the newest.
-PS_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -64,7 +64,6 @@ PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
         barrier_expect(bars, cells * (MIX + 1) * sizeof(float)), barrier_expect(bars + 1, cells * WARPS * sizeof(float2));
     }
     cluster_arrive_relaxed();
-    let_next_start();
     uint4 fn[3][STREAMS][WORDS];  // outs warp, warp + 8, warp + 16, columns 8 lane … of a cell: weights do not wait
     auto load_fn = [&](int cell) {
 #pragma unroll
@@ -130,6 +129,7 @@ PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
             xs[own][STREAMS][place] = norm;
         }
         __syncthreads();
+        if (own == 0) let_next_start();  // only now: the weights that it will ask for must not stand before what this kernel waits for
         if (own) load_fn(cell);
         float products[3] = {};  // the ninth warp's first: squares
 #pragma unroll
@@ -224,11 +224,11 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
     let_next_start();
     wait_for_previous();
     for (int cell = warp; cell < cells; cell += 8) {
-        float v[8], sum, most = 0;
-        load_cell(p.inputs, row, cell, lane, v, sum);
-#pragma unroll
-        for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
-        sum = warp_sum(sum), most = warp_max(most);
+        float v[8];
+        load_cell(p.inputs, row, cell, lane, v);
+        const float sum = warp_sum(squares_of(v));
+        if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
+        const float most = largest_of(v);
         if (lane == 0) squares[cell] = sum, largest[cell] = most;
     }
     __syncthreads();
@@ -237,10 +237,15 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
     if (p.forms & HALVES && threadIdx.x == 0)
         reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
     for (int cell = warp; cell < cells; cell += 8) {
-        float v[8], sum;
-        load_cell(p.inputs, row, cell, lane, v, sum);
+        float v[8];
+        load_cell(p.inputs, row, cell, lane, v);
+        if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
+        if (p.forms & DIGITS) {  // as `prepare` does it: the norm goes into their scale
+            const Digits d = to_digits(v, largest[cell]);
+            store_digits(p.image, plan, row, cell, lane, {d.high, d.low, d.scale * scale.factor});
+        }
 #pragma unroll
         for (int e = 0; e < 8; e++) v[e] *= scale.factor;
-        store_cell(plan, p.image, row, cell, lane, v, scale.up);
+        store_floating(plan, p.image, row, cell, lane, v, scale.up);
     }
 }

@@ -28,23 +28,25 @@ struct Send {
     long long* ids;       // the host's: [rows, count]
     float* weights;       // [rows, count]
     float* to;            // [rows, width]
-    int x_stride, width;  // bytes, floats
+    int x_stride, width, rows;  // x_stride: bytes
 };
 
-// A block a row.
-extern "C" __global__ void __launch_bounds__(256) send_rows(const __grid_constant__ Send p) {
-    __shared__ int ids[MAX_COUNT];
-    __shared__ float weights[MAX_COUNT];
+// The first block chooses, as the experts' kernel will do it; then a block a row.
+extern "C" __global__ void __launch_bounds__(512) send_rows(const __grid_constant__ Send p) {
+    __shared__ __align__(16) Choice choice;
+    __shared__ __align__(16) float scratch[2 * MAX_ROWS * MAX_EXPERTS];
     wait_for_previous();
-    const int row = blockIdx.x, count = p.routing.count;
-    const float* x = reinterpret_cast<const float*>(p.x + static_cast<size_t>(row) * p.x_stride);
-    for (int i = threadIdx.x; i < p.width; i += blockDim.x) p.to[static_cast<size_t>(row) * p.width + i] = x[i];
-    if (threadIdx.x >= WARP) return;
-    choose_row(p.routing, row, threadIdx.x, ids, weights);
-    __syncwarp();
-    if (static_cast<int>(threadIdx.x) < count) {
-        p.ids[row * count + threadIdx.x] = ids[threadIdx.x];
-        p.weights[row * count + threadIdx.x] = weights[threadIdx.x];
+    if (blockIdx.x > 0) {
+        const int row = blockIdx.x - 1;
+        const float* x = reinterpret_cast<const float*>(p.x + static_cast<size_t>(row) * p.x_stride);
+        for (int i = threadIdx.x; i < p.width; i += blockDim.x) p.to[static_cast<size_t>(row) * p.width + i] = x[i];
+        return;
+    }
+    choose(p.routing, p.rows, choice, scratch);
+    const int count = p.routing.count;
+    if (const int row = threadIdx.x / MAX_COUNT, k = threadIdx.x % MAX_COUNT; row < p.rows && k < count) {
+        p.ids[row * count + k] = choice.chosen.ids[row][k];
+        p.weights[row * count + k] = choice.chosen.weights[row][k];
     }
 }
 
