@@ -1,12 +1,12 @@
 """A model that a GPU's memory does not hold: experts on the card, in RAM and on disk, and what binds each case.
 
-    python -m benchmarks.tiers --synth /dev/shm/q2.gguf [--layers 43] [--cases 24,12,alone,prefill]
+    python -m benchmarks.tiers --synth /dev/shm/q2.gguf [--layers 43] [--cases 24,2k,8k,12,alone]
     python -m benchmarks.tiers --synth /dev/shm/skew.gguf --skew 1 --cases 24
     python -m benchmarks.tiers --synth /data/q2.gguf --layers 20 --cases disk
 
 24, 12   decoding with `--vram 24GiB` and `12GiB`, the rest in RAM
 alone    the same with 12GiB and every expert copied to the card: what the processors' share is worth
-prefill  prompts of 2,048 and 8,192 tokens with 24GiB
+2k, 8k   prompts of 2,048 and 8,192 tokens with 24GiB
 disk     decoding with `--vram 16GiB --memory 32GiB`
 
 One engine runs them: smaller budgets are slots that it gives up.
@@ -169,7 +169,7 @@ def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
     return speed
 
 
-def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> None:
+def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> float:
     ids = np.random.default_rng(length).integers(2, engine.config.vocab_size, length).tolist()
     engine.session().feed(ids[:64])  # kernels compiled
     seconds = []
@@ -179,12 +179,27 @@ def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> None:
         seconds.append(time.perf_counter() - begin)
     after = engine.stats()
     link = (after["passed"] - counted["passed"]) * after["link_seconds_per_expert"]
+    speed = length / (min(seconds) * scaled.layers)
     say(
-        f"prefill {length}", tokens_per_second=round(length / (min(seconds) * scaled.layers)),
+        f"prefill {length}", tokens_per_second=round(speed),
         seconds=[round(each, 3) for each in seconds], link_seconds=round(link, 3),
         binds="link" if link > 0.6 * min(seconds) else "the card", chunk=engine.plan.chunk,
         link_gigabytes=round((after["link_bytes"] - counted["link_bytes"]) / 1e9, 2), **peaks(engine, before),
     )  # fmt: skip
+    return speed
+
+
+def run_case(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
+    assert engine.storage.tiers is not None
+    experts = engine.storage.tiers.experts
+    experts.division.exact = case == "alone"
+    if case in ("12", "alone"):
+        give_up(engine, scaled, 12 * GIB)
+    else:
+        experts.lend(0)
+    if case in ("2k", "8k"):
+        return prefill(engine, scaled, 2048 if case == "2k" else 8192, before)
+    return decode(engine, scaled, f"decode {case}", before)
 
 
 def main() -> None:
@@ -194,7 +209,7 @@ def main() -> None:
     add("--layers", type=int)
     add("--mix", default="q2")
     add("--skew", type=float, default=0.0)
-    add("--cases", default="24,prefill,12,alone")
+    add("--cases", default="24,2k,8k,12,alone")
     add("--threads", type=int)
     chosen = parser.parse_args()
     if not chosen.synth.exists():
@@ -223,28 +238,18 @@ def main() -> None:
     options = {} if chosen.threads is None else {"threads": chosen.threads}
     speed: dict[str, float] = {}
     cases = chosen.cases.split(",")
-    if unknown := set(cases) - {"24", "12", "alone", "prefill", "disk"}:
-        parser.error(f"--cases: {', '.join(unknown)}, expected some of 24, 12, alone, prefill, disk")
+    if unknown := set(cases) - {"24", "12", "alone", "2k", "8k", "disk"}:
+        parser.error(f"--cases: {', '.join(unknown)}, expected some of 24, 12, alone, 2k, 8k, disk")
     if "disk" in cases:
         memory = scaled.memory(32 * GIB)
         with open_case(scaled, 16 * GIB, memory=memory, **options) as engine:
             decode(engine, scaled, "disk", before)
-        backend.release()
-    if {*cases} - {"disk"}:
-        small = not {"24", "prefill"} & {*cases}
-        with open_case(scaled, (12 if small else 24) * GIB, **options) as engine:
-            if "24" in cases:
-                decode(engine, scaled, "decode 24", before)
-            for length in (2048, 8192) if "prefill" in cases else ():
-                prefill(engine, scaled, length, before)
-            if not small and {"12", "alone"} & {*cases}:
-                give_up(engine, scaled, 12 * GIB)
-            if "12" in cases:
-                speed["12"] = decode(engine, scaled, "decode 12", before)
-            if "alone" in cases:
-                assert engine.storage.tiers is not None
-                engine.storage.tiers.experts.division.exact = True
-                speed["alone"] = decode(engine, scaled, "decode 12, copying alone", before)
+        cases.remove("disk")
+    backend.release()
+    if cases:
+        with open_case(scaled, (24 if {"24", "2k", "8k"} & {*cases} else 12) * GIB, **options) as engine:
+            for case in cases:
+                speed[case] = run_case(engine, scaled, case, before)
     if {"12", "alone"} <= speed.keys():
         say("processors' share", times_as_fast=round(speed["12"] / speed["alone"], 2))
 

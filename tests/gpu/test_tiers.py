@@ -19,6 +19,7 @@ from penstock.errors import BudgetError
 from penstock.storage.device import expert_infos
 from penstock.storage.store import ready_expert
 from penstock.storage.tiers import plan as tier_plan
+from penstock.storage.tiers.division import Times
 from penstock.storage.tiers.host import on_host
 from penstock.storage.tiers.plan import plan_for_tiers
 from penstock.weights.opening import open_checkpoint
@@ -103,6 +104,11 @@ def test_short_steps_are_those_of_a_card_with_all_experts(tiered: Open, whole: E
     wanted = decoded(whole)
     for options in ({"exact": True}, {}):
         with tiered(FEWEST, **options) as engine:
+            tiers = engine.storage.tiers
+            assert tiers is not None
+            tiers.experts.division.learn(
+                Times(1e-4, (1e-4, 4e-4, 1.6e-3))
+            )  # experts so small are not worth a share
             found = decoded(engine)
             stats = engine.stats()
         worst = errors(found, wanted).max()

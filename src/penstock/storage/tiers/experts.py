@@ -105,13 +105,13 @@ class TieredExperts(ExpertStore):
             bring.setdefault(block, {})[number] = self.pools[block].placement.reserve(key)
         for block, slots in sorted(bring.items()):
             pool = self.pools[block]
+            self.host.forget(pool.placement.spared(block, sorted(slots)))
             with self.host.lend(block, sorted(slots), True, pool.slots.wait) as arrivals:
                 for some in arrivals:
                     for number, expert in some.items():
                         pool.slots.bring(slots[number], expert)
             self.counters.link_bytes += len(slots) * self.expert_bytes(block)
             pool.slots.wait()
-            self.host.forget(pool.placement.moved())
 
     def begin_step(self, rows: int) -> bool:
         """Slots make room for the rows of a long step, or take it back after the last.  True: working memory of long
@@ -212,7 +212,6 @@ class TieredLease(Lease, DividedLease):
 
     def _note(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
         store = self.store
-        store.host.forget(self.pool.placement.moved())  # the copies of the turn before have been used
         store.heat.use(self._name, ids)
         if store.recorder is not None:
             store.recorder.record(self.block, rows, numbers)
@@ -229,6 +228,7 @@ class TieredLease(Lease, DividedLease):
         """What has come: first what is to be copied, then what is to be computed meanwhile."""
         store, slots = self.store, self.slots
         missing = sorted([*turn.bring, *turn.host])
+        store.host.forget(self.pool.placement.spared(self.block, missing))
         with store.host.lend(self.block, missing, False, slots.wait) as arrivals:
             for some in self._timed(arrivals):
                 own: dict[int, HostExpert] = {}
@@ -272,5 +272,6 @@ class TieredLease(Lease, DividedLease):
             if slot is not None:
                 self.places[number] = slot
         store.counters.link_bytes += len(missing) * self._bytes
+        store.host.forget(placement.spared(self.block, missing))
         most = 4 * len(numbers) >= 3 * store.source.experts
         yield from passing.waves(self.block, missing, self.places, most)

@@ -61,7 +61,7 @@ class Placement:
         self._long_slots = slots if long_slots is None else long_slots
         self._uses: dict[Key, int] = defaultdict(int)
         self._counted = 0
-        self._moved: list[Key] = []
+        self._double: dict[Key, None] = {}  # are in the host's memory too, those that came first in front
 
     @property
     def slots(self) -> int:
@@ -74,10 +74,11 @@ class Placement:
     def reserve(self, key: Key) -> int:
         """A slot for an expert that is brought before anybody needs it."""
         for _, _, evicted, _ in self.cache.request([key]):
-            self.free += [self.slot_of.pop(gone) for gone in evicted]
+            for gone in evicted:
+                self._gone(gone)
+                self.free.append(self.slot_of.pop(gone))
         self.slot_of[key] = self.free.pop()
-        if self.memory is not None:
-            self._moved.append(key)
+        self._both([key])
         return self.slot_of[key]
 
     # ── steps of few rows ─────────────────────────────────────────────────────────────────────────────────
@@ -100,6 +101,7 @@ class Placement:
         bring = {}
         for key, hit, evicted, _ in cache.request(asked):
             for gone in evicted:
+                self._gone(gone)
                 self.free.append(self.slot_of.pop(gone))
             counters.device_evictions += len(evicted)
             if not hit:
@@ -111,22 +113,44 @@ class Placement:
         counters.disk_reads += on_disk
         counters.copied += len(bring)
         counters.on_host += len(host)
-        if self.memory is not None:
-            self._moved += [base + number for number in bring]
+        self._both([base + number for number in bring])
         return Turn(here, bring, host)
 
-    def moved(self) -> list[Key]:
-        """Keys that are on the device since the last call: the host need not hold them any more."""
-        found, self._moved = self._moved, []
+    def spared(self, block: int, numbers: Sequence[int]) -> list[Key]:
+        """What the host may let go, because the device has it too, to make room for these experts.  Asked for before
+        the host is asked for them, and after the device has used what it was brought before."""
+        if self.memory is None or not self._double:
+            return []
+        base, memory = block * self.experts, self.memory
+        wanted = [base + number for number in numbers]
+        room = memory.capacity - memory.used - sum(memory.size_of(key) for key in wanted if key not in memory)
+        found = []
+        for key in list(self._double):
+            if room >= 0:
+                break
+            if key in wanted:
+                continue
+            del self._double[key]
+            if key in memory:
+                room += memory.size_of(key)
+                found.append(key)
         return found
+
+    def _both(self, keys: Sequence[Key]) -> None:
+        """Both the device and the host have these."""
+        if self.memory is not None:
+            self._double |= dict.fromkeys(keys)
+
+    def _gone(self, key: Key) -> None:
+        """The device has it no more."""
+        self._double.pop(key, None)
 
     def lost(self, block: int, numbers: Sequence[int]) -> None:
         """These were to be brought and have not been."""
         for key in (block * self.experts + number for number in numbers):
             self.cache.drop(key)
+            self._gone(key)
             self.free.append(self.slot_of.pop(key))
-            if key in self._moved:
-                self._moved.remove(key)
 
     def _on_disk(self, base: int, missing: Sequence[int]) -> int:
         return 0 if self.memory is None else sum(base + number not in self.memory for number in missing)
@@ -184,6 +208,7 @@ class Placement:
         """Only the first so many are used."""
         for key in [key for key, slot in self.slot_of.items() if slot >= slots]:
             self.cache.drop(key)
+            self._gone(key)
             del self.slot_of[key]
             self.counters.device_evictions += 1
         self._all_free(slots)
@@ -194,5 +219,6 @@ class Placement:
 
     def _shrink(self, slots: int) -> None:
         for key in self.cache.resize(max(1, slots)):
+            self._gone(key)
             self.free.append(self.slot_of.pop(key))
             self.counters.device_evictions += 1
