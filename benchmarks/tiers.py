@@ -115,7 +115,7 @@ def give_up(engine: Engine, scaled: Scaled, vram: int) -> None:
     assert plan.tiers is not None
     slots = sum(kind.slots * kind.slot_bytes for kind in plan.tiers.kinds)
     assert engine.plan.tiers is not None
-    tiers.experts.lend(sum(kind.slots * kind.slot_bytes for kind in engine.plan.tiers.kinds) - slots)
+    tiers.experts.withhold(sum(kind.slots * kind.slot_bytes for kind in engine.plan.tiers.kinds) - slots)
     say("given up", vram=vram / GIB, slots=tiers.stats()["slots"])
 
 
@@ -196,7 +196,7 @@ def run_case(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
     if case in ("12", "alone"):
         give_up(engine, scaled, 12 * GIB)
     else:
-        experts.lend(0)
+        experts.withhold(0)
     if case in ("2k", "8k"):
         return prefill(engine, scaled, 2048 if case == "2k" else 8192, before)
     return decode(engine, scaled, f"decode {case}", before)

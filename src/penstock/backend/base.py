@@ -139,6 +139,10 @@ class DividedLease(ABC):
         `places` is right, and the device can be asked to compute the rest."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """What can be done about the latest turn while the device computes."""
+
+    @abstractmethod
     def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
         """For many rows: all experts that any row needs pass through the device.  rows [experts]: how many need each.
         With each wave `places` is right for its experts, and the device is asked to compute them before the next is

@@ -72,7 +72,8 @@ class CpuExpert(HostExpert):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        return tuple(weight.described.data for weight in self.weights)
+        gate, up, down = self.weights
+        return gate.described.data, up.described.data, down.described.data
 
 
 class CpuExpertTable(ExpertTable):

@@ -19,7 +19,7 @@ from penstock.storage.store import ExpertStore, Lease
 from penstock.storage.streamed import Recorder
 from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division
-from penstock.storage.tiers.host import HostTier, StreamedTier
+from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
 from penstock.storage.tiers.passing import Passing
 from penstock.storage.tiers.placement import LONG, Placement, Turn
 from penstock.storage.tiers.plan import Kind
@@ -57,6 +57,7 @@ class TieredExperts(ExpertStore):
         self.heat = Heat(self.source.blocks, self.source.experts)
         self.places = np.full(self.source.experts, -1, np.int32)
         self._long = False  # the latest step was a long one
+        self._lent = self._withheld = 0  # bytes of the device
         self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> "TieredLease":
@@ -92,7 +93,7 @@ class TieredExperts(ExpertStore):
 
     def preload(self, keys: Sequence[Key]) -> None:
         """The device begins with these experts, as many as fit, the first ones to stay longest."""
-        experts, room = self.source.experts, {id(each): each.slots for each in self.placements}
+        experts, room = self.source.experts, {id(each): each.cache.capacity for each in self.placements}
         chosen = []
         for key in keys:
             placement = self.pools[key // experts].placement
@@ -137,12 +138,32 @@ class TieredExperts(ExpertStore):
 
     def lend(self, nbytes: int) -> None:
         """So many bytes of the device are somebody else's: experts give way, but the last few."""
-        total = sum(pool.kind.slots * pool.kind.slot_bytes for pool in self._each_pool())
+        self._lent = max(0, nbytes)
+        self._fit()
+
+    def withhold(self, nbytes: int) -> None:
+        """So many bytes of the device are not to be used, for as long as nothing else is said."""
+        self._withheld = max(0, nbytes)
+        self._fit()
+
+    def shrink(self) -> bool:
+        """An eighth of the slots goes back to the system, because the device is short of memory.  False: there are no
+        more than steps need."""
+        before = [pool.placement.slots for pool in self._each_pool()]
+        self.withhold(self._withheld + self._slot_bytes() // 8)
+        return [pool.placement.slots for pool in self._each_pool()] != before
+
+    def _slot_bytes(self) -> int:
+        return sum(pool.kind.slots * pool.kind.slot_bytes for pool in self._each_pool())
+
+    def _fit(self) -> None:
         for pool in self._each_pool():
             kind, placement = pool.kind, pool.placement
-            share = max(0, nbytes) * kind.slots * kind.slot_bytes // total
+            share = (self._lent + self._withheld) * kind.slots * kind.slot_bytes // self._slot_bytes()
             gone = -(-share // (kind.slot_bytes * kind.step)) * kind.step
-            slots, long_slots = (max(kind.fewest, count - gone) for count in (kind.slots, kind.long_slots))
+            slots, long_slots = (
+                max(min(kind.fewest, count), count - gone) for count in (kind.slots, kind.long_slots)
+            )
             if slots != placement.slots:
                 self._resize(pool, slots, long_slots)
 
@@ -155,18 +176,6 @@ class TieredExperts(ExpertStore):
         there = pool.slots.resize(long_slots if self._long else slots)
         if not self._long and there < slots:
             pool.placement.resize(there, min(long_slots, there))
-
-    def shrink(self) -> bool:
-        """An eighth of the slots goes back to the system, because the device is short of memory.  False: there are no
-        more than steps need."""
-        given = False
-        for pool in self._each_pool():
-            placement, before = pool.placement, pool.placement.slots
-            gone = -(-before // (8 * pool.kind.step)) * pool.kind.step
-            slots, long_slots = (max(pool.kind.fewest, n - gone) for n in (before, placement.long_slots))
-            self._resize(pool, slots, long_slots)
-            given |= pool.placement.slots < before
-        return given
 
     def _each_pool(self) -> list[Pool]:
         return list({id(pool.placement): pool for pool in self.pools}.values())
@@ -185,6 +194,7 @@ class TieredLease(Lease, DividedLease):
         self._base = block * store.source.experts
         self._bytes = store.expert_bytes(block)
         self._name = store.source.blocks[block]
+        self._asked: NDArray[np.int64] | None = None  # and not yet settled
 
     def as_they_come(self) -> Iterator[ExpertTable]:
         raise NotImplementedError("experts of several tiers come by turns")
@@ -192,23 +202,40 @@ class TieredLease(Lease, DividedLease):
     in_order = as_they_come
 
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
-        store, placement = self.store, self.pool.placement
-        numbers = sorted(set(ids.ravel().tolist()))
-        self._note(numbers, len(ids), ids)
+        placement, places = self.pool.placement, self.places
         if placement.passing:
             self.pool.passing.forget()
+        numbers = sorted(set(ids.ravel().tolist()))
         turn = placement.turn(self.block, numbers, len(ids))
-        self._place(turn)
+        self._asked = ids
+        places.fill(-1)
+        base, slot_of = self._base, placement.slot_of
+        for number in turn.here:
+            places[number] = slot_of[base + number]
         if not (turn.bring or turn.host):
             return
+        for number, slot in turn.bring.items():
+            places[number] = slot
         coming = dict(turn.bring)
         try:
-            yield from self._divide(turn, coming)
+            if isinstance(self.store.host, MappedTier):
+                yield from self._at_hand(self.store.host, turn)
+            else:
+                yield from self._as_it_comes(turn, coming)
         except BaseException:
             placement.lost(self.block, list(coming))
             raise
-        store.counters.link_bytes += len(turn.bring) * self._bytes
         self.slots.join()
+
+    def settle(self) -> None:
+        ids, self._asked = self._asked, None
+        if ids is None:
+            return
+        store, placement = self.store, self.pool.placement
+        copied = store.counters.copied
+        placement.settle()
+        store.counters.link_bytes += (store.counters.copied - copied) * self._bytes
+        self._note(sorted(set(ids.ravel().tolist())), len(ids), ids)
 
     def _note(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
         store = self.store
@@ -216,15 +243,28 @@ class TieredLease(Lease, DividedLease):
         if store.recorder is not None:
             store.recorder.record(self.block, rows, numbers)
 
-    def _place(self, turn: Turn) -> None:
-        self.places.fill(-1)
-        slot_of = self.pool.placement.slot_of
-        for number in turn.here:
-            self.places[number] = slot_of[self._base + number]
+    def _at_hand(self, host: MappedTier, turn: Turn) -> Iterator[ExpertTable]:
+        """Everything is in memory: copies first, then what is computed meanwhile."""
+        base, slots = self._base, self.slots
         for number, slot in turn.bring.items():
-            self.places[number] = slot
+            slots.bring(slot, host.expert(base + number))
+        if turn.host:
+            yield from self._own({number: host.expert(base + number) for number in turn.host})
 
-    def _divide(self, turn: Turn, coming: dict[int, int]) -> Iterator[ExpertTable]:
+    def _own(self, experts: dict[int, HostExpert]) -> Iterator[ExpertTable]:
+        """A table for the host."""
+        store = self.store
+        for number, expert in experts.items():
+            store.table.put(number, expert)
+        begin = time.perf_counter()
+        try:
+            yield store.table
+        finally:
+            store.counters.host_seconds += time.perf_counter() - begin
+            for number in experts:
+                store.table.remove(number)
+
+    def _as_it_comes(self, turn: Turn, coming: dict[int, int]) -> Iterator[ExpertTable]:
         """What has come: first what is to be copied, then what is to be computed meanwhile."""
         store, slots = self.store, self.slots
         missing = sorted([*turn.bring, *turn.host])
@@ -239,15 +279,7 @@ class TieredLease(Lease, DividedLease):
                     else:
                         slots.bring(slot, expert)
                 if own:
-                    for number, expert in own.items():
-                        store.table.put(number, expert)
-                    begin = time.perf_counter()
-                    try:
-                        yield store.table
-                    finally:
-                        store.counters.host_seconds += time.perf_counter() - begin
-                        for number in own:
-                            store.table.remove(number)
+                    yield from self._own(own)
 
     def _timed(self, arrivals: Iterator[dict[int, HostExpert]]) -> Iterator[dict[int, HostExpert]]:
         counters = self.store.counters
@@ -263,6 +295,7 @@ class TieredLease(Lease, DividedLease):
 
     def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
         store, placement, passing = self.store, self.pool.placement, self.pool.passing
+        self.settle()
         numbers = np.flatnonzero(rows).tolist()
         self._note(numbers, int(rows.sum()) // placement.used, np.array(numbers, np.int64))
         missing = placement.long_turn(self.block, numbers)

@@ -1,6 +1,7 @@
 """Which experts are in a device's slots, and what becomes of those that are not: bookkeeping without memory.
 
-The engine and the replay of traces share it, so both count the same.
+The engine and the replay of traces share it, so both count the same.  A turn only decides: what follows from it for
+the cache and the counters is settled later, while the device computes.  So a few slots are always free.
 """
 
 from collections import defaultdict
@@ -13,12 +14,17 @@ from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division
 
 HALVED_AFTER: Final = 64  # turns with as many uses as there are slots: then what was counted counts half
+SPARE: Final = 8  # slots that are free when a turn begins
 LONG: Final = 32  # rows of a step, beyond which experts only pass through the device
 
 
 def fewest_slots(experts: int, used: int, passing: int) -> int:
     """What a step of few rows may need together, or a long one in two halves and one besides."""
-    return max(passing + 1, min(experts, LONG * used))
+    return max(passing + 1, min(experts, LONG * used)) + SPARE
+
+
+def _capacity(slots: int) -> int:
+    return max(1, slots - SPARE)
 
 
 class Turn(NamedTuple):
@@ -27,6 +33,16 @@ class Turn(NamedTuple):
     here: list[int]  # are in slots
     bring: dict[int, int]  # number → slot: to be copied there, and kept
     host: list[int]  # to be computed by the host
+
+
+class _Unsettled(NamedTuple):
+    """A turn of which the cache does not know yet."""
+
+    base: int
+    numbers: Sequence[int]
+    turn: Turn
+    on_disk: int
+    admitted: bool  # the cache knows
 
 
 class Placement:
@@ -51,7 +67,7 @@ class Placement:
         passing: int = 0,
         long_slots: int | None = None,
     ):
-        self.cache = Cache(slots, make_policy(policy, slots), lambda _: 1)
+        self.cache = Cache(_capacity(slots), make_policy(policy, slots), lambda _: 1)
         self.division, self.counters, self.memory = division, counters, memory
         self.experts, self.used = experts, used
         self.slot_of: dict[Key, int] = {}
@@ -61,6 +77,7 @@ class Placement:
         self._long_slots = slots if long_slots is None else long_slots
         self._uses: dict[Key, int] = defaultdict(int)
         self._counted = 0
+        self._unsettled: _Unsettled | None = None
         self._double: dict[Key, None] = {}  # are in the host's memory too, those that came first in front
 
     @property
@@ -73,10 +90,8 @@ class Placement:
 
     def reserve(self, key: Key) -> int:
         """A slot for an expert that is brought before anybody needs it."""
-        for _, _, evicted, _ in self.cache.request([key]):
-            for gone in evicted:
-                self._gone(gone)
-                self.free.append(self.slot_of.pop(gone))
+        self.settle()
+        self._admit([key])
         self.slot_of[key] = self.free.pop()
         self._both([key])
         return self.slot_of[key]
@@ -85,36 +100,68 @@ class Placement:
 
     def turn(self, block: int, numbers: Sequence[int], rows: int) -> Turn:
         """What becomes of the experts that a layer needs; numbers ascend."""
+        self.settle()
         self.end_long()
-        base, cache, counters = block * self.experts, self.cache, self.counters
-        here = [number for number in numbers if base + number in cache]
-        missing = [number for number in numbers if base + number not in cache]
-        on_disk = self._on_disk(base, missing)
-        host: list[int] = []
+        base, slot_of = block * self.experts, self.slot_of
+        here: list[int] = []
+        missing: list[int] = []
+        for number in numbers:
+            (here if base + number in slot_of else missing).append(number)
+        host, bring, on_disk, admitted = list[int](), dict[int, int](), 0, False
         if missing:
-            share = self.division.host_share(len(missing), on_disk, max(1.0, rows * self.used / len(numbers)))
-            share = max(share, len(numbers) - self._slots)  # what there is no slot for
-            # Those that are used least stay where they are: what the link has carried is to be worth it.
-            coldest = sorted(missing, key=lambda number: (self._uses[base + number], number))[:share]
-            host = sorted(coldest)
-        asked = [base + number for number in numbers if number not in host]
-        bring = {}
-        for key, hit, evicted, _ in cache.request(asked):
-            for gone in evicted:
-                self._gone(gone)
-                self.free.append(self.slot_of.pop(gone))
-            counters.device_evictions += len(evicted)
-            if not hit:
-                self.slot_of[key] = bring[key - base] = self.free.pop()
-        self._count(base, numbers)
+            on_disk = self._on_disk(base, missing)
+            host = self._share(base, missing, on_disk, len(numbers), rows)
+            if len(missing) - len(host) > len(self.free):
+                self._admit([base + number for number in numbers if number not in host])
+                admitted = True
+            for number in missing:
+                if number not in host:
+                    slot_of[base + number] = bring[number] = self.free.pop()
+        found = Turn(here, bring, host)
+        self._unsettled = _Unsettled(base, numbers, found, on_disk, admitted)
+        return found
+
+    def _share(self, base: int, missing: list[int], on_disk: int, count: int, rows: int) -> list[int]:
+        """Of the missing experts, those that the host computes."""
+        share = self.division.host_share(len(missing), on_disk, max(1.0, rows * self.used / count))
+        share = max(share, count - self.cache.capacity)  # what there is no slot for
+        if not 0 < share < len(missing):
+            return missing if share else []
+        # Those that are used least stay where they are: what the link has carried is to be worth it.
+        uses = self._uses
+        return sorted(sorted(missing, key=lambda number: (uses[base + number], number))[:share])
+
+    def settle(self) -> None:
+        """The rest of a turn, which nobody has to wait for."""
+        if self._unsettled is None:
+            return
+        (base, numbers, (here, bring, host), on_disk, admitted), self._unsettled = self._unsettled, None
+        if not admitted:
+            self._admit([base + number for number in numbers if number not in host])
+        self._both([base + number for number in bring])
+        for number in numbers:
+            self._uses[base + number] += 1
+        self._counted += len(numbers)
+        if self._counted >= HALVED_AFTER * self._slots:
+            self._counted = 0
+            for key, count in self._uses.items():
+                self._uses[key] = count // 2
+        counters = self.counters
+        missing = len(bring) + len(host)
         counters.device_hits += len(here)
-        counters.device_misses += len(missing)
-        counters.memory_hits += len(missing) - on_disk
+        counters.device_misses += missing
+        counters.memory_hits += missing - on_disk
         counters.disk_reads += on_disk
         counters.copied += len(bring)
         counters.on_host += len(host)
-        self._both([base + number for number in bring])
-        return Turn(here, bring, host)
+
+    def _admit(self, keys: list[Key]) -> None:
+        """The cache has these, and whoever has to go for them leaves a slot."""
+        for _, _, evicted, _ in self.cache.request(keys):
+            for gone in evicted:
+                self._gone(gone)
+                self.free.append(self.slot_of.pop(gone))
+                self.counters.device_evictions += 1
 
     def spared(self, block: int, numbers: Sequence[int]) -> list[Key]:
         """What the host may let go, because the device has it too, to make room for these experts.  Asked for before
@@ -147,6 +194,7 @@ class Placement:
 
     def lost(self, block: int, numbers: Sequence[int]) -> None:
         """These were to be brought and have not been."""
+        self.settle()
         for key in (block * self.experts + number for number in numbers):
             self.cache.drop(key)
             self._gone(key)
@@ -155,19 +203,11 @@ class Placement:
     def _on_disk(self, base: int, missing: Sequence[int]) -> int:
         return 0 if self.memory is None else sum(base + number not in self.memory for number in missing)
 
-    def _count(self, base: int, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self._uses[base + number] += 1
-        self._counted += len(numbers)
-        if self._counted >= HALVED_AFTER * self._slots:
-            self._counted = 0
-            for key, count in self._uses.items():
-                self._uses[key] = count // 2
-
     # ── steps of many rows ────────────────────────────────────────────────────────────────────────────────
 
     def long_turn(self, block: int, numbers: Sequence[int]) -> list[int]:
         """Of the experts that a layer of a long step needs, those that have to pass through; the others are here."""
+        self.settle()
         self.begin_long()
         base, counters = block * self.experts, self.counters
         here = [base + number for number in numbers if base + number in self.cache]
@@ -185,6 +225,7 @@ class Placement:
     def begin_long(self) -> None:
         """Long steps follow: some slots are theirs, and through some experts pass."""
         if not self.passing:
+            self.settle()
             self._leave(self._long_slots)
             self._shrink(self._long_slots - self._passing)
             self.passing = [self.free.pop() for _ in range(self._passing)]
@@ -193,16 +234,17 @@ class Placement:
         if self.passing:
             self.passing = []
             self._all_free(self._slots)
-            self.cache.resize(self._slots)
+            self.cache.resize(_capacity(self._slots))
 
     # ── less memory ───────────────────────────────────────────────────────────────────────────────────────
 
     def resize(self, slots: int, long_slots: int) -> None:
         """There are so many slots from now on, the first ones: experts in others are gone."""
+        self.settle()
         self.end_long()
         self._slots, self._long_slots = slots, long_slots
         self._leave(slots)
-        self._shrink(slots)
+        self._shrink(_capacity(slots))
 
     def _leave(self, slots: int) -> None:
         """Only the first so many are used."""

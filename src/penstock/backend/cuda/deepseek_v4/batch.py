@@ -83,6 +83,7 @@ class StepMemory:
         self.tokens = self._device[16 * rows : 20 * rows].view(torch.int32)
         self.positions = self._device[20 * rows :].view(torch.int32)
         self.live = 0  # rows of the step under way that are not padding
+        self.later: Callable[[], None] | None = None  # what the host does while the card computes
         self._wanted: tuple[int, ...] = ()  # the rows that are there now
         self.mixes: list[torch.Tensor] = []  # matrices of the hyper-connections, in the model's order
         self._places: dict[int, tuple[Vector, Places]] = {}  # by identity of the frequencies

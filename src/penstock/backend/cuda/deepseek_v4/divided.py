@@ -116,6 +116,9 @@ class Divided:
 
     def _decide(self) -> None:
         exchange, live = self._exchange, self._memory.live
+        later, self._memory.later = self._memory.later, self._lease.settle
+        if later is not None:
+            later()  # of the layer before
         exchange.wait()
         rows = live if padded(live) == self._rows else self._rows
         ids, out = exchange.ids[:rows], exchange.host_sum
