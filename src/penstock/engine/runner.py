@@ -8,7 +8,7 @@ import numpy as np
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
-from penstock.errors import OptionError
+from penstock.errors import DeviceFullError, OptionError
 from penstock.model import architecture
 from penstock.model.base import Architecture
 from penstock.storage.plan import Plan
@@ -121,7 +121,13 @@ class LocalRunner(Runner):
     ) -> Array:
         """See `Architecture.forward`."""
         self.storage.begin_step(step.rows)
-        return self.model.forward(step, hidden, progress)
+        while True:
+            try:
+                return self.model.forward(step, hidden, progress)
+            except DeviceFullError:  # another program has taken memory
+                self.discard(step)
+                if not self.storage.shrink():
+                    raise
 
     def logits(self, hidden: Array, step: Step) -> Logits:
         """Of what `forward` gave."""

@@ -84,6 +84,10 @@ class Storage:
         if self.watch is not None:
             self.watch.adjust()
 
+    def shrink(self) -> bool:
+        """A device is short of memory: some of its experts go.  False: none can."""
+        return self.tiers is not None and self.tiers.experts.shrink()
+
     def lend(self, nbytes: int) -> None:
         """Sessions need so many bytes beyond what the plan has for them: experts give way."""
         if self.tiers is not None:

@@ -162,7 +162,7 @@ class StreamedExperts(ExpertStore):
         for key in reversed(fitting):
             list(self.cache.request([key]))
         for key in fitting:
-            self._arriving[key] = self._read(key, urgent=False)
+            self._arriving[key] = self.read(key, urgent=False)
 
     def evict(self, key: int) -> None:
         arriving = self._arriving.pop(key, None)
@@ -179,9 +179,10 @@ class StreamedExperts(ExpertStore):
         counters = self.counters.blocks[key // self.source.experts]
         counters.misses += 1
         counters.bytes_read += sum(stretch.length for stretch in self.source.bundle(key).stretches)
-        return self.prefetch.claim(key) or self._read(key, urgent=True)
+        return self.prefetch.claim(key) or self.read(key, urgent=True)
 
-    def _read(self, key: int, urgent: bool) -> Transfer:
+    def read(self, key: int, urgent: bool) -> Transfer:
+        """Begins to bring an expert's bytes to a slot; who may keep it is not decided here."""
         slot = self.memory.slots.take(self.source.size_of(key))
         pieces = list(self.source.bundle(key).pieces(self.reader, slot.address))
         return Transfer(self.reader.submit(pieces, urgent=urgent), slot)

@@ -111,6 +111,7 @@ class DoubleExperts(v4.Experts):
         numbers = np.flatnonzero(lease.places >= 0).tolist()
         self._compute(numbers, lease, x, ids, weights, out, False, True)
         out.array += own
+        lease.settle()
         return out
 
     def _compute(
@@ -149,7 +150,7 @@ class Double(CpuBackend, DeviceBackend):
         CpuBackend.__init__(self, 1)
         self._rows, self._seconds, self._free = (
             rows,
-            seconds or ExpertSeconds(1e-4, (1e-4, 4e-4, 1.6e-3)),
+            seconds or ExpertSeconds(2e-4, (1e-4, 4e-4, 1.6e-3)),
             free,
         )
         self.most_slots = 1 << 40

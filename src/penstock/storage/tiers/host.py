@@ -36,6 +36,10 @@ class HostTier(ABC):
         """many: in ascending order, each good until the next is asked for; else all stay until the end
         hold: called before the memory of what was given is used for something else"""
 
+    @abstractmethod
+    def sample(self, keys: Sequence[Key]) -> AbstractContextManager[list[HostExpert]]:
+        """Some experts to measure with; nobody remembers that they were asked for."""
+
     def forget(self, keys: Sequence[Key]) -> None:  # noqa: B027 - only where there is not room for all
         """These need not be held any more."""
 
@@ -62,6 +66,9 @@ class MappedTier(HostTier):
         del many, hold  # nothing ever goes
         base = block * self.source.experts
         return nullcontext(iter(({number: self.expert(base + number) for number in numbers},)))
+
+    def sample(self, keys: Sequence[Key]) -> AbstractContextManager[list[HostExpert]]:
+        return nullcontext([self.expert(key) for key in keys])
 
     def extents(self) -> list[Bytes]:
         """The stretches of the files that hold experts."""
@@ -92,6 +99,21 @@ class StreamedTier(HostTier):
     ) -> Iterator[Arrivals]:
         with StreamedLease(self.store, block, list(numbers), None) as lease:
             yield self._arrivals(lease, many, hold)
+
+    @contextmanager
+    def sample(self, keys: Sequence[Key]) -> Iterator[list[HostExpert]]:
+        store, experts = self.store, list[HostExpert]()
+        transfers = [store.read(key, urgent=True) for key in keys]
+        try:
+            for key, transfer in zip(keys, transfers, strict=True):
+                store.reader.wait(transfer.job)
+                weights = self.source.weights(key, transfer.slot.memory)
+                experts.append(on_host(ready_expert(store.backend, weights)))
+            yield experts
+        finally:
+            for transfer in transfers:
+                store.reader.drop(transfer.job)
+                store.memory.slots.give(transfer.slot)
 
     def _arrivals(self, lease: StreamedLease, many: bool, hold: Callable[[], None]) -> Arrivals:
         entries, experts = self.store.memory.entries, self.source.experts

@@ -4,7 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from penstock.backend.base import Bytes, DeviceBackend, HostExpert
+from penstock.backend.base import Bytes, DeviceBackend
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.device import expert_infos
@@ -94,6 +94,8 @@ class Tiers:
         self.pin_seconds = time.perf_counter() - begin
         self.experts.division.learn(measure_division(self.experts, self._backend))
         source = self.experts.source
+        if self.experts.recorder is not None:  # a replay begins with nothing
+            return
         if known is not None and known.tells:
             self.experts.preload(known.favourites())
         elif self.experts.host.cache is None:
@@ -155,12 +157,9 @@ def measure_division(store: TieredExperts, backend: DeviceBackend) -> Times:
     pool, source, cache = store.pools[0], store.source, store.host.cache
     count = min(MEASURED, pool.slots.count, source.experts)
     if cache is not None:
-        count = min(count, cache.capacity // (2 * source.size_of(0)))
-    numbers, experts = [number * source.experts // count for number in range(count)], list[HostExpert]()
+        count = min(count, cache.capacity // source.size_of(0))
     begin = time.perf_counter()
-    with store.host.lend(0, numbers, False, pool.slots.wait) as arrivals:
-        for some in arrivals:
-            experts += some.values()
+    with store.host.sample([number * source.experts // count for number in range(count)]) as experts:
         reading = time.perf_counter() - begin
         seconds = backend.expert_seconds(pool.slots, experts)
     return Times.measured(seconds, reading / count if cache is not None else 0.0)
