@@ -131,6 +131,7 @@ class DividedLease(ABC):
 
     slots: ExpertSlots
     places: NDArray[np.int32]  # [experts]: slots of those that the device computes now; −1: none
+    at_hand: bool  # the host has all experts in memory: a turn gives one table at most
 
     @abstractmethod
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
@@ -320,23 +321,23 @@ HOST_ROWS = (1, 4, 16)
 
 
 class HostShare(ABC):
-    """The host's share of a layer's experts."""
+    """The host's share of a layer's experts, between arrays that stay where they are."""
 
     @abstractmethod
-    def run(
-        self, tables: Iterable[ExpertTable], x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector
-    ) -> bool:
-        """Σ weight · expert(x) over the experts of the tables, in ascending order of id, whatever comes when.
-        x, out [rows, hidden], ids, weights [rows, count], all contiguous.  False: there was nothing to compute, and
-        `out` is as it was."""
+    def run(self, tables: Iterable[ExpertTable], rows: int, once: bool = False) -> bool:
+        """Σ weight · expert(x) of the first rows over the experts of the tables, in ascending order of id, whatever
+        comes when.  False: there was nothing to compute, and the output is as it was.
+        once: there is one table at most"""
 
 
 class HostBackend(Backend):
     """The host's processors, beside a device that has some of the experts."""
 
     @abstractmethod
-    def share(self, rows: int, count: int, hidden: int, limit: float) -> HostShare:
-        """For steps of at most so many rows, each with `count` experts."""
+    def share(
+        self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
+    ) -> HostShare:
+        """x, out [rows, hidden], ids, weights [rows, count], all contiguous."""
 
     @abstractmethod
     def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:

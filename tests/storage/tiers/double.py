@@ -95,7 +95,7 @@ class DoubleExperts(v4.Experts):
 
     def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: Any) -> Buffer:
         assert isinstance(lease, DividedLease)
-        rows, count = ids.array.shape
+        rows = len(ids.array)
         out = Buffer(np.zeros((rows, self._spec.hidden), np.float32))
         if rows > LONG:
             begun = False
@@ -105,9 +105,9 @@ class DoubleExperts(v4.Experts):
                 self._compute(numbers, lease, x, ids, weights, out, begun, last == len(lease.places))
                 begun = begun or bool(numbers)
             return out
-        share = CpuBackend(1).share(rows, count, self._spec.hidden, self._spec.limit)
         own = np.zeros((rows, self._spec.hidden), np.float32)
-        share.run(lease.turn(ids.array), x.array, ids.array, weights.array, own)
+        share = CpuBackend(1).share(x.array, ids.array, weights.array, own, self._spec.limit)
+        share.run(lease.turn(ids.array), rows, lease.at_hand)
         numbers = np.flatnonzero(lease.places >= 0).tolist()
         self._compute(numbers, lease, x, ids, weights, out, False, True)
         out.array += own

@@ -124,6 +124,14 @@ def test_the_host_lets_go_what_the_device_has(policy: str) -> None:
     assert placement.spared(1, [3]) == [*turn.bring][1:2]
 
 
+def test_a_long_step_does_with_few_slots() -> None:
+    placement = place(FEWEST)
+    placement.resize(PASSING, PASSING)
+    placement.long_turn(0, [0, 5])
+    assert len(placement.passing) == 2
+    check(placement)
+
+
 def test_a_long_step_gives_its_slots_back() -> None:
     placement = place(18, long_slots=15)
     for block in range(BLOCKS):

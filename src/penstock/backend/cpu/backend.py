@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import DeviceExpert, DeviceWeight, HostBackend, HostExpert, Observer
+from penstock.backend.base import DeviceExpert, DeviceWeight, HostBackend, HostExpert, Observer, Vector
 from penstock.backend.cpu.host_share import CpuShare, expert_work
 from penstock.backend.cpu.low_precision import round_expert
 from penstock.backend.cpu.memory import Buffer
@@ -67,8 +67,10 @@ class CpuBackend(HostBackend):
 
     together = 4
 
-    def share(self, rows: int, count: int, hidden: int, limit: float) -> CpuShare:
-        return CpuShare(rows, count, hidden, limit, self.threads)
+    def share(
+        self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
+    ) -> CpuShare:
+        return CpuShare(x, ids, weights, out, limit, self.threads)
 
     def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
         return expert_work(

@@ -11,27 +11,34 @@ from penstock.native.library import native
 
 
 class CpuShare(HostShare):
-    def __init__(self, rows: int, count: int, hidden: int, limit: float, threads: int):
-        self._count, self._hidden, self._limit, self._threads = count, hidden, limit, threads
-        self._terms = np.zeros((rows * count, hidden), np.float32)
+    def __init__(
+        self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float, threads: int
+    ):
+        self._kept = (x, ids, weights, out)
+        rows, self._count = ids.shape
+        self._hidden, self._limit, self._threads = x.shape[1], limit, threads
+        self._terms = np.zeros((rows * self._count, self._hidden), np.float32)
+        # Looked up once: it takes longer than a call.
+        self._x, self._ids, self._weights, self._out = (array.ctypes.data for array in self._kept)
+        self._to = self._terms.ctypes.data
 
-    def run(
-        self, tables: Iterable[ExpertTable], x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector
-    ) -> bool:
-        rows, found = len(x), False
+    def run(self, tables: Iterable[ExpertTable], rows: int, once: bool = False) -> bool:
+        found, library = False, native()
         for table in tables:
             assert isinstance(table, CpuExpertTable)
+            given = (table.address, len(table), self._ids, self._weights, self._count, self._limit)
+            if once:
+                library.ps_experts(*given, None, 0.0, self._x, rows, self._out, False, self._threads)
+                found = True
+                continue
             if not found:
                 self._terms[: rows * self._count] = 0.0  # of what others compute
                 found = True
-            native().ps_expert_terms(
-                *(table.address, len(table), ids.ctypes.data, weights.ctypes.data, self._count, self._limit),
-                *(None, 0.0, x.ctypes.data, rows, self._terms.ctypes.data, self._threads),
-            )
-        if found:
-            native().ps_expert_sum(
-                *(ids.ctypes.data, weights.ctypes.data, rows, self._count, False, self._terms.ctypes.data),
-                *(self._hidden, out.ctypes.data, self._threads),
+            library.ps_expert_terms(*given, None, 0.0, self._x, rows, self._to, self._threads)
+        if found and not once:
+            library.ps_expert_sum(
+                *(self._ids, self._weights, rows, self._count, False, self._to, self._hidden, self._out),
+                self._threads,
             )
         return found
 
@@ -52,9 +59,9 @@ def _work(experts: Sequence[CpuExpert], rows: int, threads: int) -> Callable[[],
     x = np.random.default_rng(0).standard_normal((rows, hidden)).astype(np.float32)
     ids = np.tile(np.arange(count, dtype=np.int64), (rows, 1))
     weights = np.full((rows, count), 1 / count, np.float32)
-    share, out = CpuShare(rows, count, hidden, 10.0, threads), np.zeros((rows, hidden), np.float32)
+    share = CpuShare(x, ids, weights, np.zeros((rows, hidden), np.float32), 10.0, threads)
 
     def run() -> None:
-        share.run([table], x, ids, weights, out)
+        share.run([table], rows, once=True)
 
     return run

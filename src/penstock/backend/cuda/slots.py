@@ -22,7 +22,9 @@ from penstock.backend.cuda.placed import packed_bytes
 from penstock.backend.cuda.weights import Packed, RepackArgument, repack_argument
 from penstock.weights.tensor import TensorInfo
 
-LANES: Final = 2  # streams that take turns
+LANES: Final = (
+    4  # streams that take turns: while some lay out what has come, others have copies to go on with
+)
 SEGMENT: Final = 32  # slots at least, whose memory is given back together
 MOST_SEGMENT: Final = 256
 

@@ -56,12 +56,12 @@ class Division:
         found = self._known.get(key)
         if found is None:
             found = min(
-                range(missing + 1), key=lambda count: (self._ends(missing, on_disk, rows, count), count)
+                range(missing + 1), key=lambda count: (self.ends(missing, on_disk, rows, count), count)
             )
             self._known[key] = found
         return found
 
-    def _ends(self, missing: int, on_disk: int, rows: float, count: int) -> float:
+    def ends(self, missing: int, on_disk: int, rows: float, count: int) -> float:
         """Seconds until the last of them is computed, or at least on the device.  Those on disk come one by one, and
         go by turns to whoever has a share left."""
         times, copied = self.times, missing - count

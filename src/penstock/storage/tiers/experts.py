@@ -191,6 +191,7 @@ class TieredLease(Lease, DividedLease):
     def __init__(self, store: TieredExperts, block: int, pool: Pool):
         self.store, self.block, self.pool = store, block, pool
         self.slots, self.places = pool.slots, store.places
+        self.at_hand = store.host.cache is None
         self._base = block * store.source.experts
         self._bytes = store.expert_bytes(block)
         self._name = store.source.blocks[block]

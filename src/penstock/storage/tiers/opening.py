@@ -108,6 +108,7 @@ class Tiers:
             extents = self.experts.host.extents()
             with ThreadPoolExecutor(PINNERS, "penstock-pin") as pool:
                 pinned = pool.map(self._backend.pin, extents)
+                self.experts.host.describe()  # meanwhile
                 self._pinned = [memory for memory, done in zip(extents, pinned, strict=True) if done]
 
     def begin_step(self, rows: int) -> None:

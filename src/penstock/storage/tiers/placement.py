@@ -226,9 +226,10 @@ class Placement:
         """Long steps follow: some slots are theirs, and through some experts pass."""
         if not self.passing:
             self.settle()
+            count = min(self._passing, (self._long_slots - 1) // 2 * 2)  # two halves, and one slot besides
             self._leave(self._long_slots)
-            self._shrink(self._long_slots - self._passing)
-            self.passing = [self.free.pop() for _ in range(self._passing)]
+            self._shrink(self._long_slots - count)
+            self.passing = [self.free.pop() for _ in range(count)]
 
     def end_long(self) -> None:
         if self.passing:

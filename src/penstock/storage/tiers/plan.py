@@ -23,7 +23,8 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.tensor import TensorInfo
 
 MODE: Final = "tiers"
-PASSING: Final = 128  # slots that experts of a long step pass through, at most
+PASSING: Final = 128  # slots that experts of a long step pass through, at least
+PASSING_SHARE: Final = 3  # of the slots of a long step, a third: two whole layers where there is room
 HOST_PROGRAM: Final = 2 << 30  # of the host: interpreter, the driver's libraries, what loading passes through
 
 
@@ -179,10 +180,12 @@ def _divide(kinds: tuple[Kind, ...], room: int, long_room: int, experts: int) ->
         share = min(1.0, max(0, nbytes - least) / whole) if whole > 0 else 0.0
         return kind.fewest + (count if share == 1.0 else int(count * share) // kind.step * kind.step)
 
-    return tuple(
-        replace(kind, slots=slots(kind, count, room), long_slots=slots(kind, count, long_room))
-        for kind, count in zip(kinds, more, strict=True)
-    )
+    found = []
+    for kind, count in zip(kinds, more, strict=True):
+        long_slots = slots(kind, count, long_room)
+        passing = max(kind.passing, min(2 * experts, long_slots // PASSING_SHARE)) // 2 * 2
+        found.append(replace(kind, slots=slots(kind, count, room), long_slots=long_slots, passing=passing))
+    return tuple(found)
 
 
 def _whole(slots: int, step: int, most: int) -> int:

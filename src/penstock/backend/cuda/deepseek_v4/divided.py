@@ -54,9 +54,10 @@ class Divided:
         self._ahead = ahead
         shape = (self._rows, routing.count, router.gate.rows, spec.hidden)
         self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
+        sent = self._exchange
         self._share: HostShare = workspace.once(
             ("host share", *shape, spec.limit),
-            lambda: beside.share(self._rows, routing.count, spec.hidden, spec.limit),
+            lambda: beside.share(sent.x, sent.ids, sent.weights, sent.host_sum, spec.limit),
         )
         self._before: list[Launch] = []
         self._meanwhile: list[Launch] = []  # what the host need not wait for
@@ -121,10 +122,8 @@ class Divided:
             later()  # of the layer before
         exchange.wait()
         rows = live if padded(live) == self._rows else self._rows
-        ids, out = exchange.ids[:rows], exchange.host_sum
-        computed = self._share.run(
-            self._lease.turn(ids), exchange.x[:rows], ids, exchange.weights[:rows], out[:rows]
-        )
+        lease, out = self._lease, exchange.host_sum
+        computed = self._share.run(lease.turn(exchange.ids[:rows]), rows, lease.at_hand)
         if computed and rows < self._rows:
             out[rows:] = out[rows - 1]  # rows behind the last repeat it
         exchange.answer(self._lease.places, computed)
