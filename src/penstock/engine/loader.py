@@ -50,8 +50,8 @@ class Loader:
             self.states = self.machines.open(self.backend, self.context, self.plan.chunk)
         # By slot of a session that somebody holds: the most tokens that it ever had.
         self.written: dict[int, int] = {}
-        if isinstance(self.backend, DeviceBackend) and self.plan.budget is not None:
-            self.backend.limit(self.states, self.plan.budget - self.plan.total + self.plan.state)
+        if isinstance(self.backend, DeviceBackend) and self.plan.most_state is not None:
+            self.backend.limit(self.states, self.plan.most_state)
         self.lock = threading.Lock()
         self.loading: Loading | None = None  # while weights are read
         self.runner: Runner | None = None  # while they are in memory

@@ -135,6 +135,13 @@ class EngineOptions:
         unset="what is free",
         **MEMORY,
     )
+    exact: bool = option(
+        False,
+        switch(),
+        "Where a GPU holds only some of the experts, compute all of them there: the same bits whatever it holds.",
+        group="Memory",
+        commands=PLANNING,
+    )
     streaming: str = option(
         "auto",
         choice(*MODES),

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
-from penstock.errors import OptionError
+from penstock.errors import DeviceFullError, OptionError
 from penstock.model import architecture
 from penstock.model.base import Architecture
 from penstock.storage.plan import Plan
@@ -96,6 +96,7 @@ class LocalRunner(Runner):
             trace=options.trace,
             governed=options.memory == "auto",
             learn=options.learn == "on",
+            exact=options.exact,
             fingerprint=fingerprint,
         )
         try:
@@ -123,8 +124,14 @@ class LocalRunner(Runner):
         self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
     ) -> Array:
         """See `Architecture.forward`."""
-        self.storage.begin_step()
-        return self.model.forward(step, hidden, progress)
+        self.storage.begin_step(step.rows)
+        while True:
+            try:
+                return self.model.forward(step, hidden, progress)
+            except DeviceFullError:  # another program has taken memory
+                self.discard(step)
+                if not self.storage.shrink():
+                    raise
 
     def logits(self, hidden: Array, step: Step) -> Logits:
         """Of what `forward` gave."""
