@@ -211,9 +211,8 @@ def profile_steps(engine: Engine, count: int, context: int, repeats: int = 8) ->
 
 def profile_prefill(engine: Engine, length: int) -> list[gpu_profile.Line]:
     ids = np.random.default_rng(length).integers(2, engine.config.vocab_size, length).tolist()
-    session = engine.session()
     with gpu_profile.launches(engine.config.experts) as launched:
-        ran = record(lambda: session.feed(ids))
+        ran = record(lambda: engine.session().feed(ids))
     lines = gpu_profile.by_kernel(ran, launched, 1)
     # Many rows use every expert, so the products of a chunk read all layers once.
     chunks = -(-length // engine.plan.chunk)

@@ -229,7 +229,7 @@ def test_steps_that_begin_early_change_nothing(
     monkeypatch.setattr(cuda.runner, "run", counted)
     for ahead in (True, False):
         if not ahead:
-            monkeypatch.setattr(cuda, "run_ahead", lambda _: None)
+            monkeypatch.setattr(cuda.stepper, "run_ahead", lambda _: None)
         session = cuda.session()
         steps = list(cuda.generate(ids(50, seed=9), 40, sampling, session))
         found.append(([step.token for step in steps], [step.logprob for step in steps], session.feed([5])))

@@ -208,9 +208,9 @@ class Speculator:
         self, drafter: Drafter, drafts: list[Draft], record: Record, session: Session, token: int, rows: int
     ) -> list[Draft]:
         """A single draft tells whether it is worth more."""
-        self._shared.explored += 1
         if session.engine.stepper.draft_room(rows, session.position + 1) == 0:
             return []
+        self._shared.explored += 1
         if not drafter.free:
             # What has waited since the last time is not this draft's cost.
             session.engine.loader.settle(session.state.slot)
