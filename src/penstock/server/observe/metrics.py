@@ -24,6 +24,7 @@ from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import ApiError, kind_of
 from penstock.server.http.keys import LIMITS
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
+from penstock.server.observe.draft_series import draft_series
 from penstock.server.observe.machines import machine_series
 from penstock.server.service import Follower, Service
 from penstock.server.usage import Usage
@@ -95,36 +96,7 @@ class StateSeries(Collector):
         yield from self._keys()
         yield from self._device(self.service.engine.stats().get("device"))
         yield from machine_series(self.service.engine.stats().get("cluster"))
-        yield from self._drafts(self.service.engine.stats().get("draft"))
-
-    def _drafts(self, stats: dict[str, Any] | None) -> Iterator[Metric]:
-        """Tokens that were guessed and checked, by their place after the certain one, and what that came to."""
-        if stats is None:
-            return
-        drafted = CounterMetricFamily(
-            "penstock_draft_tokens", "Tokens that were guessed ahead.", labels=("drafter", "place")
-        )
-        accepted = CounterMetricFamily(
-            "penstock_draft_accepted_tokens", "Guesses that were right.", labels=("drafter", "place")
-        )
-        for family, counts in ((drafted, stats["drafted"]), (accepted, stats["accepted"])):
-            for drafter, places in counts.items():
-                for place, count in enumerate(places, 1):
-                    family.add_metric((drafter, str(place)), count)
-            yield family
-        steps = CounterMetricFamily(
-            "penstock_draft_steps", "Decoding steps, by what the gate decided.", labels=("decision",)
-        )
-        steps.add_metric(("plain",), stats["steps"] - stats["steps_with_drafts"])
-        steps.add_metric(("explored",), stats["steps_to_explore"])
-        steps.add_metric(("drafted",), stats["steps_with_drafts"] - stats["steps_to_explore"])
-        yield steps
-        yield GaugeMetricFamily(
-            "penstock_draft_gain", "Estimated speed with drafts, in terms of that without.", stats["gain"]
-        )
-        yield GaugeMetricFamily(
-            "penstock_draft_saved_seconds", "Estimated time that drafts have saved.", stats["saved_seconds"]
-        )
+        yield from draft_series(self.service.engine.stats().get("draft"))
 
     def _device(self, stats: dict[str, Any] | None) -> Iterator[Metric]:
         """How a GPU's steps were launched; its memory is a tier."""
