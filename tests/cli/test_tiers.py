@@ -77,7 +77,9 @@ def test_a_model_that_does_not_fit_says_so_in_one_line(
 def test_a_trace_runs_again_through_the_tiers(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.trace"
     run("trace", "record", "-m", model, "-o", path, "--tokens", 12)
-    found = json.loads(run("trace", "replay", path, "--tiers", "12MiB,4MiB", "--policy", "lru,lfru", "--json"))
+    found = json.loads(
+        run("trace", "replay", path, "--tiers", "12MiB,4MiB", "--policy", "lru,lfru", "--json")
+    )
     assert set(found["policies"]) == {"lru", "lfru"}
     for counted in found["policies"].values():
         assert counted["device_hits"] > 0
