@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from penstock.backend.base import ExpertSeconds
 from penstock.engine.sampling import Sampling
 from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings
@@ -18,7 +19,7 @@ MIB = 1 << 20
 
 
 def test_what_tiers_did_is_what_the_engine_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, device = tmp_path / "m.gguf", Double()
+    path, device = tmp_path / "m.gguf", Double(seconds=ExpertSeconds(1e-6, (1e-4, 4e-4, 1.6e-3)))
     synth(path, width="tiny", ratios=(0, 4, 128, 4), hash_layers=1, mix="q8_0")
     vram = smallest_vram(path, device) + 2 * MIB
     memory = (2 << 30) + 3 * MIB
