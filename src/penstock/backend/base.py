@@ -66,7 +66,8 @@ class HostExpert(DeviceExpert):
 
 
 class ExpertTable(ABC):
-    """Where experts of one layer are, by number: what an op looks routed ids up in."""
+    """Where experts of one layer are, by number: what an op looks routed ids up in.  Behind the last one is a place
+    that is always empty: the number of experts stands for one that somebody else computes."""
 
     @abstractmethod
     def put(self, number: int, expert: DeviceExpert) -> None: ...
@@ -161,11 +162,25 @@ class ExpertLease(Protocol):
     resident: bool  # one table has all of them
     requested: bool  # all that was missing is on its way
     last: bool  # no table follows
+    elsewhere: "Elsewhere | None"  # those of the layer's experts that the lease has not
 
     def as_they_come(self) -> Iterator[ExpertTable]: ...
 
     def in_order(self) -> Iterator[ExpertTable]:
         """In ascending order of number."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """Experts of a layer that other machines compute meanwhile."""
+
+    def begin(self, x: Array, ids: Array, weights: Array, terms: Array) -> Array:
+        """They begin, and `terms` [rows · slots, hidden] will have theirs once `finish` has ended.  Gives the ids
+        [rows, slots] that are left to do here; in place of the others stands the number of experts."""
+        ...
+
+    def finish(self) -> Iterator[tuple[Array, ExpertLease]]:
+        """Waits for them.  What they did not do after all is to be done here: ids, and a lease of those."""
         ...
 
 
@@ -289,7 +304,7 @@ class Backend(ABC):
     def host(self, array: Array) -> NDArray[Any]:
         """What an array holds, on the host.  It may be the very memory, which the next step changes."""
 
-    def device(self, array: NDArray[np.float32]) -> Array:
+    def device(self, array: NDArray[Any]) -> Array:
         """The reverse of `host`, for what comes from another machine.  Only some devices can."""
         del array
         raise OptionError(f"device is {self.name!r}: layers of a cluster run on cpu alone")

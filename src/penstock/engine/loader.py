@@ -35,7 +35,7 @@ class Loader:
         self.checkpoint, self.options = checkpoint, options
         self.part = checkpoint  # what this process has of it
         self.machines: penstock.cluster.machines.Machines | None = None  # the others, if there are any
-        if options.cluster is not None and options.stages > 1:
+        if options.cluster is not None:
             penstock.cluster.require()
             from penstock.cluster.machines import Machines
 
@@ -65,7 +65,7 @@ class Loader:
     def fingerprint(self) -> str:
         """Identity of the model and of every option that changes what a session's state contains."""
         rounding = "-simulated" if self.options.simulate_low_precision else ""
-        if self.machines is not None and self.options.boundary != "f32":
+        if self.machines is not None and self.options.stages > 1 and self.options.boundary != "f32":
             rounding += f"-{self.options.boundary}"
         return self.checkpoint.fingerprint() + rounding
 

@@ -179,7 +179,8 @@ class EngineOptions:
     cluster: str | None = option(
         None,
         text(),
-        "HOST:PORT of this machine where workers join (penstock worker): they run the other layers.",
+        "HOST:PORT of this machine where workers join (penstock worker): they run the other layers, or with "
+        "--stages 1 some of the experts.",
         unset="this machine alone",
         **CLUSTER,
     )

@@ -88,7 +88,12 @@ def make_engine_plan(
 
     def work(rows: int) -> int:
         """Of a step, with what it stages for a sequence until it is committed: as much as its rings hold."""
-        return described.step_bytes(checkpoint, backend, rows) + staged
+        return described.step_bytes(checkpoint, backend, rows) + staged + rows * shared
+
+    # What experts of other machines give is kept by row and expert until all are there.
+    config = checkpoint.config
+    helped = options.cluster is not None and options.stages == 1
+    shared = 4 * (config.experts_used + 1) * config.hidden if helped else 0
 
     def needs(length: int) -> Needs:
         layout = state_layout(checkpoint, options, length)

@@ -13,6 +13,7 @@ from penstock.model import architecture
 from penstock.model.base import Architecture
 from penstock.storage.plan import Plan
 from penstock.storage.storage import Storage, open_storage
+from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
 
 Pending = Callable[[], Logits]
@@ -79,7 +80,10 @@ class LocalRunner(Runner):
         options: EngineOptions,
         fingerprint: Callable[[], str],
         progress: Callable[[int, int], None],
+        *,
+        shared: Callable[[ExpertStore], ExpertStore] | None = None,
     ):
+        """shared: the experts as layers see them, where other machines compute some."""
         self.checkpoint, self.backend, self.states = checkpoint, backend, states
         self._files = checkpoint.files
         described = architecture(checkpoint.config)
@@ -100,7 +104,7 @@ class LocalRunner(Runner):
                 checkpoint,
                 backend,
                 states,
-                self.storage.experts,
+                self.storage.experts if shared is None else shared(self.storage.experts),
                 self.storage.dense,
                 prefetch=options.prefetch == "auto",
             )

@@ -57,7 +57,7 @@ class CpuBackend(HostBackend):
     def host(self, array: Buffer) -> NDArray[Any]:
         return array.array
 
-    def device(self, array: NDArray[np.float32]) -> Buffer:
+    def device(self, array: NDArray[Any]) -> Buffer:
         return Buffer(np.ascontiguousarray(array))
 
     def check(self) -> None:

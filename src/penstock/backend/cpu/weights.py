@@ -80,8 +80,8 @@ class CpuExpertTable(ExpertTable):
     """Addresses of experts by number, at `address`; null where there is none."""
 
     def __init__(self, experts: int):
-        self._places = (ctypes.c_void_p * experts)()
-        self._kept: list[CpuExpert | None] = [None] * experts
+        self._places = (ctypes.c_void_p * (experts + 1))()
+        self._kept: list[CpuExpert | None] = [None] * (experts + 1)
         self.address = ctypes.addressof(self._places)
 
     def put(self, number: int, expert: DeviceExpert) -> None:
