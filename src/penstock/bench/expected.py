@@ -96,7 +96,7 @@ def expect_here(
     again: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Expected:
-    """What is not known yet is measured, once, which takes a few seconds: `say` is told before.
+    """What is not known yet is measured, once, which takes some seconds: `say` is told before.
 
     disk     the speed of the disk, for a model that is not on any; else that of its own
     learned  whether the use of experts that was learned counts, if there is any
