@@ -47,8 +47,8 @@ def aged(engine: Engine, position: int) -> Session:
     """A session that stands at `position`, with random rows behind it."""
     session = engine.session()
     rng, states = np.random.default_rng(position), engine.states
-    for number, series in enumerate(engine.layout.series):
-        first, last = series.live(position, max(0, position - engine.layout.max_rewind))
+    for number, series in enumerate(engine.states.layout.series):
+        first, last = series.live(position, max(0, position - engine.states.layout.max_rewind))
         if last > first:
             block = rng.standard_normal((min(last - first, 256), series.width))
             rows = np.resize(block, (last - first, series.width))
@@ -56,7 +56,7 @@ def aged(engine: Engine, position: int) -> Session:
                 session.state.slot, number, first, rows.astype("f4" if series.dtype == "f32" else "f2")
             )
     session.state.position = position
-    session.state.floor = max(0, position - engine.layout.max_rewind)
+    session.state.floor = max(0, position - engine.states.layout.max_rewind)
     session._tokens = [int(i) for i in rng.integers(2, engine.config.vocab_size, position)]
     return session
 
@@ -80,7 +80,7 @@ def card_alone(engine: Engine, context: int) -> None:
 
     session = aged(engine, context)
     for _ in range(3):
-        engine._feed([(session, [5])], "kept")
+        engine.stepper.feed([(session, [5])], "kept")
     model: Any = engine.runner.model
     graphs = [g for (count, _), g in model.ops._graphs.items() if count == 1]
     graphs += [g for (count, *_), g in model.head._graphs.items() if count == 1]
@@ -114,7 +114,7 @@ class Streams:
         def tick() -> None:
             times.append(time.perf_counter())
 
-        found = self.engine.advance(
+        found = self.engine.stepper.advance(
             [(session, [token], 1) for (session, _), token in zip(self.answers, self.tokens, strict=True)]
         )
         tick()
@@ -124,7 +124,7 @@ class Streams:
             generation.start(logits[-1])
         tick()
         if self.ahead:
-            self.engine.run_ahead(generations)
+            self.engine.stepper.run_ahead(generations)
         tick()
         generations[0].settle()
         tick()
@@ -211,9 +211,8 @@ def profile_steps(engine: Engine, count: int, context: int, repeats: int = 8) ->
 
 def profile_prefill(engine: Engine, length: int) -> list[gpu_profile.Line]:
     ids = np.random.default_rng(length).integers(2, engine.config.vocab_size, length).tolist()
-    session = engine.session()
     with gpu_profile.launches(engine.config.experts) as launched:
-        ran = record(lambda: session.feed(ids))
+        ran = record(lambda: engine.session().feed(ids))
     lines = gpu_profile.by_kernel(ran, launched, 1)
     # Many rows use every expert, so the products of a chunk read all layers once.
     chunks = -(-length // engine.plan.chunk)

@@ -26,8 +26,8 @@ from penstock.backend.cuda.attention import (
 )
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, takes_along
-from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
-from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitVectors, Image
+from penstock.backend.cuda.hyper import LeaveAndEnter
+from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitImage, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
@@ -130,6 +130,7 @@ class Step:
     def __init__(
         self,
         layer: Layer,
+        after: Layer,
         index: int,
         rows: int,
         context: int,
@@ -143,17 +144,14 @@ class Step:
 
         self.layer, eps, m = layer, 1e-6, ratio(index)
         norm, norm_q = torch.rand(HIDDEN, device="cuda") + 0.5, torch.rand(RANK, device="cuda") + 0.5
-        partial, coefficients, y = (
-            buffer(mix_blocks(HIDDEN), rows, 32),
-            buffer(rows, 24),
-            buffer(rows, HIDDEN),
-        )
+        mixes, y = [buffer(rows, 24) for _ in range(2)], buffer(rows, HIDDEN)
         base, scale = torch.randn(24, device="cuda"), torch.rand(3, device="cuda")
         stages = tune.get("dense", 2)
 
         x = Image(rows, HIDDEN, DIGITS | (HALVES if m else 0))
-        self.mix_a = LeaveAndMix(streams[1], layer.fn[0], partial, streams[0], y, coefficients)
-        self.collapse_a = Collapse(streams[1], partial, base, scale, coefficients, norm, x, eps, eps)
+        self.enter_a = LeaveAndEnter(
+            streams[1], layer.fn[0], base, scale, mixes[1], norm, x, eps, eps, 20, streams[0], y, mixes[0]
+        )
         first = [layer.q_a, layer.kv, *layer.compressor]
         outs = [buffer(rows, w.rows) for w in first]
         self.q_a = Dense(first, x, outs, rows, stages=stages)
@@ -178,14 +176,14 @@ class Step:
             picks = torch.zeros(rows, 512, dtype=torch.int32, device="cuda")
             counts = torch.zeros(rows, dtype=torch.int32, device="cuda")
             self.indexer = Indexer(
-                q[1].view(rows, 64, 128), outs[6], index_keys, places, scores, picks, counts, m
+                q[1].view(rows, 64, 128), outs[6], index_keys, places, scores, picks, counts, m, early=True
             )
         heads = Image(rows, HIDDEN, DIGITS, GROUPS)
         self.attention = Attention(
-            q[0].view(rows, HEADS, DIM), window, places, buffer(HEADS), 128, eps, m, compressed, picks, counts,
-            digits=heads,
+            q[0].view(rows, HEADS, DIM), window, places, buffer(HEADS), 128, eps, m, compressed, picks,
+            digits=heads, early=True,
         )  # fmt: skip
-        middle = DigitVectors(rows, GROUPS * RANK)
+        middle = DigitImage(rows, GROUPS * RANK)
         self.out_a = Dense(
             [layer.out_a],
             heads,
@@ -194,11 +192,12 @@ class Step:
             digits=middle,
             stages=stages,
         )
-        self.out_b = Dense([layer.out_b], middle, [y], rows, stages=stages)
+        self.out_b = Dense([layer.out_b], middle.image, [y], rows, ahead=layer.fn[1], stages=stages)
 
         x2 = Image(rows, HIDDEN, DIGITS | NEGATED | HALVES)
-        self.mix_b = LeaveAndMix(streams[0], layer.fn[1], partial, streams[1], y, coefficients)
-        self.collapse_b = Collapse(streams[0], partial, base, scale, coefficients, norm, x2, eps, eps)
+        self.enter_b = LeaveAndEnter(
+            streams[0], layer.fn[1], base, scale, mixes[0], norm, x2, eps, eps, 20, streams[1], y, mixes[1]
+        )
         shared_acts, acts = DigitVectors(rows, WIDTH), DigitVectors(rows * 6, WIDTH, 64)
         along = takes_along(layer.router, layer.shared_up, layer.shared_down, layer.gate_up, rows)
         logits = torch.randn(*((slices_of(layer.router),) if along else ()), rows, EXPERTS, device="cuda")
@@ -217,14 +216,22 @@ class Step:
             self.router = Dense([layer.router], x2, [logits], rows, late=True, stages=tune.get("router", 4))
             self.up = Up(layer.gate_up, router, x2, acts, rows, stages=tune.get("up", 3))
         self.down = Down(
-            layer.down, router, acts, y, rows, layer.shared_down, shared_acts, stages=tune.get("down", 3)
+            layer.down,
+            router,
+            acts,
+            y,
+            rows,
+            layer.shared_down,
+            shared_acts,
+            after.fn[0],
+            stages=tune.get("down", 3),
         )
         self.chosen = router
 
     def names(self) -> tuple[str, ...]:
         middle = ("indexer",) if self.indexer else ()
-        first = ("mix_a", "collapse_a", "q_a", "q_b", "remember", *middle, "attention", "out_a", "out_b")
-        return (*first, "mix_b", "collapse_b", "shared", "router", "up", "down")
+        first = ("enter_a", "q_a", "q_b", "remember", *middle, "attention", "out_a", "out_b")
+        return (*first, "enter_b", "shared", "router", "up", "down")
 
     def launch(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -262,21 +269,21 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     slots, frequencies = Slots(rows, len(layers) * (context * 640 + (2 << 20))), torch.rand(32, device="cuda")
     places = Places(positions, slots.states, frequencies, torch.zeros(rows, 32, 2, device="cuda"))
     turns = MakeTurns(places)
-    steps = [Step(layer, i, rows, context, streams, places, slots, tune) for i, layer in enumerate(layers)]
+    following = [*layers[1:], layers[0]]
+    steps = [
+        Step(layer, after, i, rows, context, streams, places, slots, tune)
+        for i, (layer, after) in enumerate(zip(layers, following, strict=True))
+    ]
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     embeddings = torch.randn(VOCABULARY, HIDDEN, device="cuda").half()
     x, logits = Image(rows, HIDDEN, DIGITS), torch.empty(rows, VOCABULARY, device="cuda")
-    partial, coefficients = (
-        torch.zeros(mix_blocks(HIDDEN), rows, 32, device="cuda"),
-        torch.zeros(rows, 24, device="cuda"),
-    )
-    enter = LeaveAndMix(streams[0], layers[0].fn[0], partial, embeddings=embeddings, tokens=tokens)
+    coefficients, ones = torch.zeros(rows, 24, device="cuda"), torch.ones(HIDDEN, device="cuda")
     fn = torch.randn(4, 4 * HIDDEN, device="cuda").mul(0.01).half()
-    leave = LeaveAndMix(streams[1], fn, partial, streams[0])
-    ones = torch.ones(HIDDEN, device="cuda")
-    final = Collapse(
-        streams[1], partial, torch.zeros(4, device="cuda"), ones[:1], coefficients, ones, x, 1e-6, 1e-6
+    no = torch.zeros(4, device="cuda")
+    enter = LeaveAndEnter(
+        streams[0], fn, no, ones[:1], coefficients, ones, x, 1e-6, 1e-6, embeddings=embeddings, tokens=tokens
     )
+    final = LeaveAndEnter(streams[1], fn, no, ones[:1], coefficients, ones, x, 1e-6, 1e-6, streams=streams[0])
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
     choices = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
     chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
@@ -287,7 +294,7 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
         enter.launch(OVERLAP)
         for step in steps:
             step.launch(step.names())
-        for kernel in (leave, final, last, sample):
+        for kernel in (final, last, sample):
             kernel.launch(OVERLAP)
 
     everything()
@@ -319,13 +326,12 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
         last.launch(OVERLAP)
 
     works["products"] = (products, all_products)
-    works["mix"] = (2 * n * 24 * 4 * HIDDEN * 2, every("mix_a", "mix_b"))
-    works["collapse"] = (0, every("collapse_a", "collapse_b"))
+    works["hyper"] = (2 * n * 24 * 4 * HIDDEN * 2, every("enter_a", "enter_b"))
     works["remember"] = (0, every("remember"))
     works["indexer"] = (21 * rows * context // 4 * 256, every("indexer"))
     works["attention"] = (0, every("attention"))
     works["sample"] = (0, lambda: sample.launch(OVERLAP))
-    small = works["mix"][0] + works["indexer"][0]
+    small = works["hyper"][0] + works["indexer"][0]
     works["token"] = (products + small, everything)
     print(f"{rows} rows, {n} layers, context {context}, {used:.1f} experts a layer, {tune or 'usual stages'}")
     print(f"  {'kernel':10} {'MB':>9} {'ms':>8} {'µs/layer':>9} {'TB/s':>6} {'of floor':>8}")

@@ -49,7 +49,7 @@ FLOORS: Final = (
         "engine",
         (
             Stop("engine.scheduler", "Scheduler.submit", "queue, slots, prefix cache"),
-            Stop("engine.scheduler", "Scheduler.step", "who advances by which tokens"),
+            Stop("engine.step_loop", "StepLoop.step", "who advances by which tokens"),
             Stop("backend.state", "Step.of", "tokens, positions, slots, rows that want logits"),
             Stop("engine.runner", "LocalRunner.begin", "one step; nothing counts before commit"),
         ),

@@ -16,6 +16,7 @@ from penstock.storage.device_plan import plan_for_device
 from penstock.storage.page_cache import Absent
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
+from tests.cli.conftest import some_costs
 from tests.storage.test_device import FakeDevice
 
 MIB = 1 << 20
@@ -154,3 +155,17 @@ def test_a_trace_that_cannot_be_read_is_no_trace(model: Path, tmp_path: Path) ->
     """Whatever streams: nobody is told of an expectation that the trace had no part in."""
     with pytest.raises(TraceError, match="nowhere"):
         run("-m", model, "--trace", tmp_path / "nowhere")
+
+
+def test_several_machines(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.bench.cluster.kernel_costs", some_costs)
+    text = run("-m", model, "--cluster", "1GiB,2GiB", "--link", 10, "--latency", 0.5)
+    for word in ("link 10 Gb/s, 0.5 ms", "for 2 together", "bound by", "the first machine alone"):
+        assert word in text
+    found = json.loads(run("-m", model, "--cluster", "1GiB,2GiB", "--json"))
+    first, second = (stage["layers"] for stage in found["stages"])
+    assert first[0] == 0 < first[1] == second[0] < second[1] == 12
+    assert found["first_machine_alone"]["link_seconds"] == 0
+    for flags, words in ((["--link", 0], "--link is 0"), (["--latency", -1], "--latency is -1")):
+        with pytest.raises(OptionError, match=words):
+            run("-m", model, "--cluster", "1GiB", *flags)

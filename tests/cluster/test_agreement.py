@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 from penstock.cluster.agreement import PROTOCOL, Described, Hello, Terms, check, hello
-from penstock.cluster.split import Machine, parse_layers, split
+from penstock.cluster.split import Machine, model_head_layers, parse_layers, split
 from penstock.errors import ClusterError, OptionError
 from penstock.pocket import pocket_path
 from penstock.weights.opening import open_checkpoint
@@ -106,6 +106,23 @@ def test_a_faster_machine_and_one_with_more_memory_take_more() -> None:
     assert [len(tile) for _, tile in split(fast, [100] * 40)] == [10, 30]
     large = [Machine("small", memory=1000), Machine("large", memory=1 << 40)]
     assert [len(tile) for _, tile in split(large, [100] * 40)] == [10, 30]
+
+
+def test_the_last_machine_has_fewer_layers_for_the_head_of_the_model() -> None:
+    machines = [Machine("first"), Machine("middle"), Machine("last")]
+    assert [len(tile) for _, tile in split(machines, [100] * 40, 5.0)] == [15, 15, 10]
+    said = [Machine("first"), Machine("last", range(30, 40))]
+    assert [len(tile) for _, tile in split(said, [100] * 40, 5.0)] == [30, 10]
+
+
+def test_the_head_of_the_model_counts_by_the_bytes_that_a_token_reads() -> None:
+    index, config = MODEL.index, MODEL.config
+    whole = sum(info.total_bytes for name, info in index.items() if name.startswith("blk."))
+    experts = sum(
+        info.total_bytes for name, info in index.items() if name.startswith("blk.") and "_exps." in name
+    )
+    layer = (whole - experts * (1 - config.experts_used / config.experts)) / config.layer_count
+    assert model_head_layers(MODEL) == pytest.approx(index["output.weight"].total_bytes / layer)
 
 
 @pytest.mark.parametrize("text", ["21", "5:3", "a:b", ":", "3:3", "-1:4"])

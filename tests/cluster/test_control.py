@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.control import LARGEST, Control, Doorkeeper, NoHead, dial
+from penstock.cluster.control import LARGEST, Control, NoHead, dial
+from penstock.cluster.door import Doorkeeper
 from penstock.cluster.message import Message
 from penstock.cluster.secret import NONCE, PROOF, default_path, proof, read_secret
 from penstock.errors import ClusterError, OptionError

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.cluster.control import Control
+from penstock.cluster.message import Message
 from penstock.engine.engine import Engine
 from penstock.errors import ClusterError, ReadError
 from penstock.pocket import pocket_path
@@ -140,9 +143,31 @@ def test_a_prompt_that_fails_on_its_way_is_read_again(
 def test_the_head_that_ends_lets_its_workers_end() -> None:
     engine, port = open_head(pocket_path(), 3, context=256)
     workers = [Hired(pocket_path(), port) for _ in range(2)]
-    engine.session().feed([5])  # all are connected: who is not gives up after the timeout only
+    engine.load()
     engine.close()
     for worker in workers:
         worker.wait()
         assert worker.failure is None
         assert worker.said[-1] in ("the head has ended",) or "has left" in worker.said[-1]
+
+
+@pytest.mark.parametrize("moment", ["prepare", "connect"])
+def test_a_head_that_ends_while_its_workers_come_lets_them_end(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for a timeout, which would be longer than the test waits."""
+    engine, port = open_head(pocket_path(), 3, context=256, cluster_timeout=3600.0)
+    told, send = threading.Event(), Control.send
+
+    def noted(self: Control, message: Message) -> None:
+        send(self, message)
+        if message.kind == moment:
+            told.set()
+
+    monkeypatch.setattr(Control, "send", noted)
+    workers = [Hired(pocket_path(), port) for _ in range(2)]
+    assert told.wait(60)
+    engine.close()
+    for worker in workers:
+        worker.wait()
+        assert worker.failure is None

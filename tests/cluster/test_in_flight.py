@@ -68,13 +68,13 @@ def test_a_prompt_flows_through_the_stages(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Stage, "forward", noted)
     with cluster(pocket_path(), 2, context=1024, prefill_chunk=32) as engine:
-        real, order = engine.finish, []
+        real, order = engine.stepper.finish, []
 
         def finished(begun):  # type: ignore[no-untyped-def]
             order.append((begun.positions[0], len([stage for stage, _ in began if stage == 0])))
             return real(begun)
 
-        monkeypatch.setattr(engine, "finish", finished)
+        monkeypatch.setattr(engine.stepper, "finish", finished)
         engine.session().feed(list(range(100, 100 + 256)))
     # When a piece is waited for, the first stage has begun the one behind it.
     assert order[:-1] == [(32 * piece, piece + 2) for piece in range(7)]

@@ -122,10 +122,13 @@ def test_a_stage_has_its_layers_only(staged: Engine) -> None:
     assert members[-1]["layers"][1] == staged.config.layer_count
     own = members[0]["layers"]
     blocks = {f"blk.{number}" for number in range(*own)}
-    assert {".".join(name.split(".")[:2]) for name in staged.part.index if name.startswith("blk")} == blocks
-    assert "output.weight" not in staged.part.index
+    assert {
+        ".".join(name.split(".")[:2]) for name in staged.loader.part.index if name.startswith("blk")
+    } == blocks
+    assert "output.weight" not in staged.loader.part.index
     assert all(
-        series.name.startswith(tuple(f"{block}." for block in blocks)) for series in staged.layout.series
+        series.name.startswith(tuple(f"{block}." for block in blocks))
+        for series in staged.loader.layout.series
     )
 
 

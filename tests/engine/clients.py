@@ -63,4 +63,4 @@ def alone(engine: Engine, client: Client) -> list[int]:
 
 def finish(scheduler: Scheduler) -> None:
     while scheduler.active or scheduler.waiting:
-        scheduler.step()
+        scheduler.loop.step()

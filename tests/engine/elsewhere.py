@@ -7,7 +7,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Choice, Choosing, Chosen, Logits, Sampling
+from penstock.backend.base import Choice, Choosing, Chosen, Logits
+from penstock.backend.device_sampling import DeviceSampling
 from penstock.backend.state import Step
 from penstock.engine.engine import Engine
 
@@ -48,10 +49,7 @@ class Late(Choosing):
         return self._made[0]
 
 
-class LateSampling(Sampling):
-    def __init__(self, host: Sampling):
-        self._host = host
-
+class LateSampling(DeviceSampling):
     def start(self, logits: Logits, choice: Choice) -> Choosing | None:
         where: object = logits
         return Late(lambda: self._chosen(where.array, choice)) if isinstance(where, Elsewhere) else None
@@ -73,21 +71,6 @@ class LateSampling(Sampling):
             filters = choice.top_k, choice.top_p, choice.min_p, choice.chance
             token = self._host.draw(edited, best, choice.temperature, *filters)
         return Chosen(token, float(logits[token]) - norm, highest, best)
-
-    def top(self, logits: Logits) -> tuple[int, float]:
-        return self._host.top(np.asarray(logits))
-
-    def log_sum(self, logits: Logits, highest: float) -> float:
-        return self._host.log_sum(np.asarray(logits), highest)
-
-    def draw(
-        self, logits: Logits, highest: float, temperature: float, top_k: int, top_p: float, min_p: float,
-        chance: float,
-    ) -> int:  # fmt: skip
-        return self._host.draw(np.asarray(logits), highest, temperature, top_k, top_p, min_p, chance)
-
-    def best(self, logits: Logits, count: int) -> NDArray[np.int64]:
-        return self._host.best(np.asarray(logits), count)
 
 
 class Steps:

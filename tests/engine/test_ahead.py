@@ -167,10 +167,10 @@ def test_who_comes_later_or_goes_does_not_disturb_those_who_stay(
     scheduler.submit(first.request)
     scheduler.submit(third.request)
     for _ in range(8):
-        scheduler.step()
+        scheduler.loop.step()
     before = steps.ran
     scheduler.submit(second.request)
-    scheduler.step()  # what had begun
+    scheduler.loop.step()  # what had begun
     assert steps.ran == before
     third.request.cancel()
     finish(scheduler)

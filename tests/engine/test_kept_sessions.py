@@ -82,9 +82,9 @@ def test_without_a_disk_it_is_pinned_in_memory(engine: Engine) -> None:
 def test_the_pace_of_reading_is_known_after_some_reading(engine: Engine) -> None:
     scheduler = Scheduler(engine)
     ask(scheduler, Client(prompt(1, 30)))
-    assert scheduler.prefill_per_second is None
+    assert scheduler.loop.prefill_per_second is None
     ask(scheduler, Client(prompt(2, 300)))
-    assert (scheduler.prefill_per_second or 0) > 0
+    assert (scheduler.loop.prefill_per_second or 0) > 0
 
 
 def test_who_waits_for_one_who_leaves_reads_for_itself(engine: Engine) -> None:
@@ -92,7 +92,7 @@ def test_who_waits_for_one_who_leaves_reads_for_itself(engine: Engine) -> None:
     scheduler = Scheduler(engine)
     scheduler.submit(leaves.request)
     scheduler.submit(stays.request)
-    scheduler.step()
+    scheduler.loop.step()
     assert (scheduler.active, scheduler.waiting) == (1, 1)
     leaves.request.cancel()
     finish(scheduler)
@@ -118,9 +118,9 @@ def test_sessions_in_use_stay_within_their_memory(engine: Engine) -> None:
     for client in clients:
         scheduler.submit(client.request)
     while scheduler.active or scheduler.waiting:
-        scheduler.step()
+        scheduler.loop.step()
         assert scheduler.prefix_cache.in_use + scheduler.prefix_cache.bytes <= budget + engine.state_bytes(0)
-    assert scheduler.paused >= 1
+    assert scheduler.loop.paused >= 1
     for client in clients:
         assert client.tokens == alone(engine, client)
         assert len([r for r in client.readings if r.done == r.total]) == 1
@@ -167,9 +167,9 @@ def test_a_long_prompt_that_nobody_waited_for_is_not_lost(engine: Engine, tmp_pa
     scheduler = on_disk(engine, tmp_path)
     scheduler.submit(client.request)
     while not client.readings or client.readings[-1].done < 4500:
-        scheduler.step()
+        scheduler.loop.step()
     client.request.cancel()
-    scheduler.step()
+    scheduler.loop.step()
     assert scheduler.prefix_cache.disk is not None
     scheduler.prefix_cache.disk.flush()
     lengths = {entry.length: entry.kind for entry in scheduler.prefix_cache.disk.store.entries()}

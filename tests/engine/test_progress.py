@@ -62,10 +62,10 @@ def test_generating_tells_of_the_prompt(small_chunks: Engine) -> None:
 
 def test_requests_hear_of_a_step_while_it_runs(small_chunks: Engine) -> None:
     scheduler = Scheduler(small_chunks)
-    scheduler.told_every = 0.0
+    scheduler.loop.told_every = 0.0
     client = Client(prompt(3, 16), max_tokens=1)
     scheduler.submit(client.request)
-    scheduler.step()
+    scheduler.loop.step()
     layers = small_chunks.config.layer_count
     assert [reading.done for reading in client.readings] == [
         0,

@@ -47,12 +47,12 @@ def test_a_long_prompt_does_not_stop_those_who_decode(engine: Engine) -> None:
     scheduler = Scheduler(engine)
     scheduler.submit(short.request)
     for _ in range(5):
-        scheduler.step()
+        scheduler.loop.step()
     scheduler.submit(long.request)
     before = len(short.tokens)
     steps = 0
     while not long.tokens:
-        scheduler.step()
+        scheduler.loop.step()
         steps += 1
     assert steps >= 300 // 32
     assert len(short.tokens) - before == min(steps, 60 - before)  # one token in every step
@@ -78,7 +78,7 @@ def test_clients_take_turns(engine: Engine) -> None:
         client.request.client = "one" if client is one else "many"
         scheduler.submit(client.request)
     while len(order) < 6:
-        scheduler.step()
+        scheduler.loop.step()
         order += [client for client in (*many, one) if client.tokens and client not in order]
     assert order == [many[0], one, *many[1:]]
 
@@ -102,10 +102,10 @@ def test_who_goes_away_is_forgotten(engine: Engine) -> None:
     for client in (stays, leaves, waits):
         scheduler.submit(client.request)
     for _ in range(3):
-        scheduler.step()
+        scheduler.loop.step()
     leaves.request.cancel()
     seen = len(leaves.updates)
-    scheduler.step()
+    scheduler.loop.step()
     assert len(leaves.updates) == seen
     assert scheduler.active == 2  # the one that waited is in
     finish(scheduler)
@@ -130,16 +130,16 @@ def test_one_failure_is_not_everybodys(engine: Engine, monkeypatch: pytest.Monke
     scheduler.submit(good.request)
     scheduler.submit(bad.request)
     for _ in range(3):
-        scheduler.step()
-    begin = engine.begin
-    broken = scheduler._slots[1].session
+        scheduler.loop.step()
+    begin = engine.stepper.begin
+    _, broken = (slot.session for slot in scheduler.slots)
 
     def failing(work, *more):  # type: ignore[no-untyped-def]
         if any(session is broken for session, _, _ in work):
             raise ReadError("the disk is gone")
         return begin(work, *more)
 
-    monkeypatch.setattr(engine, "begin", failing)
+    monkeypatch.setattr(engine.stepper, "begin", failing)
     finish(scheduler)
     assert isinstance(bad.failure, ReadError)
     assert good.failure is None

@@ -60,22 +60,22 @@ def test_few_logits_at_a_time_and_those_who_decode_go_on(
 ) -> None:
     decodes, scored = Client(prompt(1, 4), 200), Client(prompt(2, 1000), 0, score=0)
     rows: list[int] = []
-    begin = engine.begin
+    begin = engine.stepper.begin
 
     def counting(work, *more):  # type: ignore[no-untyped-def]
         wanted = sum(rows for _, _, rows in work)
         rows.extend([wanted] if wanted > 1 else [])  # steps in which something is scored
         return begin(work, *more)
 
-    monkeypatch.setattr(engine, "begin", counting)
+    monkeypatch.setattr(engine.stepper, "begin", counting)
     scheduler = Scheduler(engine)
     scheduler.submit(decodes.request)
     for _ in range(3):
-        scheduler.step()
+        scheduler.loop.step()
     scheduler.submit(scored.request)
     while not scored.over.is_set():
         before = len(decodes.tokens)
-        scheduler.step()
+        scheduler.loop.step()
         assert len(decodes.tokens) == min(before + 1, 200)  # one token in every step
     assert len(rows) >= 999 // MAX_ROWS
     assert max(rows) <= MAX_ROWS + 1
@@ -96,7 +96,7 @@ def test_prompts_that_are_read_and_scored_take_turns(engine: Engine) -> None:
         scheduler.submit(client.request)
     steps = 0
     while not read.tokens:
-        scheduler.step()
+        scheduler.loop.step()
         steps += 1
     assert not scored.over.is_set()
     assert steps <= 2 * -(-900 // 128) + 1
@@ -109,10 +109,10 @@ def test_one_that_is_cancelled_ends_before_the_next_step(engine: Engine) -> None
     client = Client(prompt(1, 900), 0, score=0)
     scheduler = Scheduler(engine)
     scheduler.submit(client.request)
-    scheduler.step()
+    scheduler.loop.step()
     seen = len(client.updates)
     client.request.cancel()
-    scheduler.step()
+    scheduler.loop.step()
     assert len(client.updates) == seen
     assert scheduler.active == 0
 
@@ -125,7 +125,7 @@ def test_one_that_loses_its_slot_goes_on_where_it_was(engine: Engine) -> None:
     for each in (older, client):
         scheduler.submit(each.request)
     finish(scheduler)
-    assert scheduler.paused > 0
+    assert scheduler.loop.paused > 0
     assert [step.token for step in client.scores] == client.request.prompt[1:]
     assert client.tokens == alone(engine, client)
     assert older.tokens == alone(engine, older)
@@ -136,16 +136,16 @@ def test_a_failure_stays_with_the_one_that_is_scored(engine: Engine, monkeypatch
     scheduler = Scheduler(engine)
     for client in (good, bad):
         scheduler.submit(client.request)
-    scheduler.step()
+    scheduler.loop.step()
 
-    begin = engine.begin
+    begin = engine.stepper.begin
 
     def failing(work, *more):  # type: ignore[no-untyped-def]
         if any(rows > 1 for _, _, rows in work):
             raise ReadError("the disk is gone")
         return begin(work, *more)
 
-    monkeypatch.setattr(engine, "begin", failing)
+    monkeypatch.setattr(engine.stepper, "begin", failing)
     finish(scheduler)
     assert isinstance(bad.failure, PenstockError)
     monkeypatch.undo()

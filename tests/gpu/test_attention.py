@@ -186,8 +186,7 @@ def test_attention(kind: str) -> None:
     where = memory.places(positions, slots)
     Attention(
         device_q, memory.at[0], where, torch.from_numpy(sinks.astype(np.float32)).cuda(), 128, EPS, ratio,
-        None if kind == "window" else memory.at[1], picked,
-        torch.from_numpy(counts.astype(np.int32)).cuda() if kind == "picked" else None, out, image,
+        None if kind == "window" else memory.at[1], picked, out, image,
     ).launch()  # fmt: skip
     got = out.cpu().numpy().reshape(rows, heads, 512)
     near, far = window.double().cpu().numpy(), compressed.double().cpu().numpy()

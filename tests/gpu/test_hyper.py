@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, mix_blocks
-from penstock.backend.cuda.inputs import DIGITS, HALVES, Image
+from penstock.backend.cuda.device import Card
+from penstock.backend.cuda.hyper import LeaveAndEnter
+from penstock.backend.cuda.inputs import DIGITS, FLOATS, HALVES, Image
 from tests.gpu import reference as ref
 
 EPS, HC_EPS = 1e-6, 1e-6
@@ -53,7 +54,7 @@ def decoded(image: Image, row: int) -> tuple[ref.Floats, ref.Floats]:
     return digits.reshape(-1), halves
 
 
-@pytest.mark.parametrize("hidden", [4096, 256, 320])
+@pytest.mark.parametrize("hidden", [4096, 256, 320, 7168])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_out_of_one_sublayer_into_the_next(hidden: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(1)
@@ -69,14 +70,15 @@ def test_out_of_one_sublayer_into_the_next(hidden: int, dtype: torch.dtype) -> N
         return torch.from_numpy(a).cuda()
 
     out = torch.full((rows, 4, hidden), float("nan"), device="cuda")
-    partial = torch.full((mix_blocks(hidden), rows, 32), float("nan"), device="cuda")
     after, x = (
         torch.full((rows, 24), float("nan"), device="cuda"),
         torch.full((rows, hidden), float("nan"), device="cuda"),
     )
     image = Image(rows, hidden, DIGITS | HALVES)
-    LeaveAndMix(out, fn.cuda(), partial, cuda(streams), cuda(y), cuda(before)).launch()
-    Collapse(out, partial, cuda(base), cuda(scale), after, cuda(norm), image, EPS, HC_EPS, x=x).launch()
+    LeaveAndEnter(
+        out, fn.cuda(), cuda(base), cuda(scale), after, cuda(norm), image, EPS, HC_EPS, 20, cuda(streams), cuda(y),
+        cuda(before), x=x,
+    ).launch()  # fmt: skip
 
     comb = before[:, 8:].reshape(rows, 4, 4).astype(np.float64)
     wanted = before[:, 4:8, None] * y[:, None].astype(np.float64) + np.einsum("rij,rid->rjd", comb, streams)
@@ -99,15 +101,42 @@ def test_embeddings_enter_and_the_head_leaves() -> None:
     tokens = torch.tensor([7, 3], dtype=torch.int32, device="cuda")
     fn = torch.randn(4, 4 * hidden).mul(0.05).half().cuda()
     out = torch.empty(rows, 4, hidden, device="cuda")
-    partial = torch.zeros(mix_blocks(hidden), rows, 32, device="cuda")
     base, scale, norm = torch.randn(4).cuda(), torch.tensor([0.9]).cuda(), torch.ones(hidden).cuda()
     after, image = torch.empty(rows, 24, device="cuda"), Image(rows, hidden, DIGITS)
     x = torch.empty(rows, hidden, device="cuda")
-    LeaveAndMix(out, fn, partial, embeddings=table, tokens=tokens).launch()
-    Collapse(out, partial, base, scale, after, norm, image, EPS, HC_EPS, x=x).launch()
+    LeaveAndEnter(
+        out, fn, base, scale, after, norm, image, EPS, HC_EPS, embeddings=table, tokens=tokens, x=x
+    ).launch()
     e = table[tokens.long()].double().cpu().numpy()
     assert np.array_equal(out.cpu().numpy(), np.repeat(e[:, None], 4, axis=1).astype(np.float32))
     for row in range(rows):
         z = ref.rms_norm(np.tile(e[row], 4), 1.0, EPS)
         pre = sigmoid(fn.double().cpu().numpy() @ z * 0.9 + base.double().cpu().numpy()) + HC_EPS
         assert ref.error(x[row].cpu().numpy(), pre.sum() * e[row]) < 5e-6
+
+
+@pytest.mark.parametrize("limit", [16, 8])
+def test_a_rows_bits_depend_on_neither_its_neighbours_nor_the_blocks_it_has(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, rng = 7168, torch.Generator("cuda").manual_seed(3)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, device="cuda")
+
+    streams, y, before = random(5, 4, hidden), random(5, hidden), random(5, 24)
+    fn, base, scale, norm = random(24, 4 * hidden).mul(0.02).half(), random(24), random(3), random(hidden)
+
+    def run(rows: list[int]) -> list[torch.Tensor]:
+        out, after, x = random(len(rows), 4, hidden), random(len(rows), 24), random(len(rows), hidden)
+        image = Image(len(rows), hidden, FLOATS)
+        LeaveAndEnter(
+            out, fn, base, scale, after, norm, image, EPS, HC_EPS, 20, streams[rows], y[rows], before[rows], x=x
+        ).launch()  # fmt: skip
+        floats = image.data[0].view(torch.float32)[: len(rows) * (hidden + 8)].view(len(rows), -1)
+        return [part[-1].clone() for part in (out, after, x, floats[:, :hidden])]
+
+    wanted = run([0, 1, 2, 4])
+    monkeypatch.setattr(Card, "cluster_limit", limit)
+    for a, b in zip(run([4]), wanted, strict=True):
+        assert torch.equal(a, b)

@@ -14,6 +14,7 @@ from penstock.backend.cuda.inputs import (
     FLOATS,
     HALVES,
     NEGATED,
+    DigitImage,
     DigitVectors,
     Image,
     forms_of,
@@ -108,9 +109,9 @@ def test_grouped_products_and_digits_for_the_next() -> None:
     pack_a = weights.repack(on_card(a), types.Q8_0, rank, columns, groups)
     pack_b = weights.repack(on_card(b), types.Q8_0, hidden, groups * rank)
     for rows in (4, 1):
-        middle, out = DigitVectors(rows, groups * rank), poisoned(rows, hidden)
+        middle, out = DigitImage(rows, groups * rank), poisoned(rows, hidden)
         first = Dense([pack_a], on_card(x)[:rows], [middle.values], rows, digits=middle)
-        second = Dense([pack_b], middle, [out], rows)
+        second = Dense([pack_b], middle.image, [out], rows, ahead=pack_a.data)
         for _ in range(2):  # counters must be back at zero
             first.launch()
             second.launch()

@@ -24,9 +24,9 @@ class Brake:
     """Lets an engine take as many steps as it is told, or any number."""
 
     def __init__(self, engine: Engine):
-        self._begin, self._left = engine.begin, float("inf")
+        self._begin, self._left = engine.stepper.begin, float("inf")
         self._changed = threading.Condition()
-        engine.begin = self.begin  # type: ignore[method-assign, assignment]
+        engine.stepper.begin = self.begin  # type: ignore[method-assign, assignment]
 
     def allow(self, steps: float = float("inf")) -> None:
         with self._changed:

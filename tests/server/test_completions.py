@@ -137,14 +137,14 @@ def test_a_prompt_beyond_the_context_is_refused(client: TestClient, more: dict[s
 
 def test_the_timeout_covers_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(pocket_path(), threads=1, context=512)
-    service, released, begin = Service(engine, Settings(timeout=0.2)), threading.Event(), engine.begin
+    service, released, begin = Service(engine, Settings(timeout=0.2)), threading.Event(), engine.stepper.begin
 
     def slow(work: Any, *more: Any) -> Any:
         if any(rows > 1 for _, _, rows in work):  # scored
             released.wait(60)
         return begin(work, *more)
 
-    monkeypatch.setattr(engine, "begin", slow)
+    monkeypatch.setattr(engine.stepper, "begin", slow)
     with TestClient(create_app(service)) as client:
         deadline = time.monotonic() + 60
         while service.state != "ready" and time.monotonic() < deadline:

@@ -185,14 +185,14 @@ def test_a_stream_that_takes_too_long(
 ) -> None:
     """It is told so where the answer would go on: here the model stands still after the first token."""
     del client
-    over, steps, begin = threading.Event(), iter(range(1000)), service.engine.begin
+    over, steps, begin = threading.Event(), iter(range(1000)), service.engine.stepper.begin
 
     def stand_still(work: Any, *more: Any) -> Any:
         if next(steps) > 0:
             over.wait(120)
         return begin(work, *more)
 
-    monkeypatch.setattr(service.engine, "begin", stand_still)
+    monkeypatch.setattr(service.engine.stepper, "begin", stand_still)
     own = Service(service.engine, Settings(timeout=2), service.scheduler)
     body = {**GREETING[path], "stream": True, "temperature": 0}
     try:

@@ -30,8 +30,8 @@ class Halfway:
     """An engine that stands still in the middle of reading a prompt."""
 
     def __init__(self, engine: Engine):
-        self._begin, self.go_on = engine.begin, threading.Event()
-        engine.begin = self.begin  # type: ignore[method-assign]
+        self._begin, self.go_on = engine.stepper.begin, threading.Event()
+        engine.stepper.begin = self.begin  # type: ignore[method-assign]
 
     def begin(self, work: Sequence[Any], progress: Any = None) -> Any:
         if progress is not None and not self.go_on.is_set():
@@ -44,7 +44,7 @@ class Halfway:
 def slow() -> Iterator[tuple[str, Halfway]]:
     engine = Engine(pocket_path(), threads=1, context=512)
     halfway, service = Halfway(engine), Service(engine, Settings(ping=0.01))
-    service.scheduler.told_every = 0.0
+    service.scheduler.loop.told_every = 0.0
     with serving(service) as url:
         yield url, halfway
         halfway.go_on.set()
@@ -71,7 +71,7 @@ def test_comments_say_how_far_it_is(slow: tuple[str, Halfway], path: str) -> Non
 
 
 def test_progress_as_data(client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.scheduler, "told_every", 0.0)
+    monkeypatch.setattr(service.scheduler.loop, "told_every", 0.0)
     body = {
         "messages": [{"role": "user", "content": "blue " * 60}],
         "max_tokens": 3,

@@ -101,6 +101,8 @@ class ExpectedRun:
         self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
         self.disk, self.guesses_right, self.fresh, self.young = disk, guesses_right, fresh, young
         self._cores = read_cpu().usable
+        self._layers = [checkpoint.config.layers[number] for number in checkpoint.layers]
+        self._blocks = [f"blk.{number}" for number in checkpoint.layers]
         self._filled = 0  # bytes of the cache that have been memory
         self._filled_ahead = 0.0  # and of the room for what is read ahead
         self._reads: dict[int, int] = {}  # by expert in the cache: how often its slot has been read to
@@ -167,10 +169,10 @@ class ExpectedRun:
         time.compute(self.costs.step.at(rows))
         if rows > 1 and not self.position:
             time.compute(self.plan.work * self.fresh)
-        chosen = [self.routing.draw(number, rows) for number in range(self.config.layer_count)]
+        chosen = [self.routing.draw(number, rows) for number in range(len(self._layers))]
         ahead = self._announce(chosen)
         for number, costs in enumerate(self.costs.layers):
-            block = f"blk.{number}"
+            block = self._blocks[number]
             if block in self._coming:
                 time.wait_ahead(self._coming.pop(block))
             time.compute(costs.rest.at(rows) + rows * costs.deeper * (self.position + rows / 2))
@@ -207,7 +209,7 @@ class ExpectedRun:
         """Experts that follow from the tokens alone are read ahead, as far as there is room: by number of block."""
         ahead: dict[int, Ahead] = {}
         if self.cache is not None:
-            for number, layer in enumerate(self.config.layers):
+            for number, layer in enumerate(self._layers):
                 if layer.hashed:
                     self._read_ahead(number, self._absent(number, chosen[number]), ahead)
         return ahead
@@ -215,7 +217,7 @@ class ExpectedRun:
     def _guess(self, number: int, chosen: list[int], ahead: dict[int, Ahead]) -> None:
         """The next layer's experts, some of which are those that it will ask for."""
         trying = self.guesses < TRIAL or self.guesses_right >= WORTH
-        if trying and not self.config.layers[number].hashed:
+        if trying and not self._layers[number].hashed:
             self._read_ahead(number, self._absent(number, chosen), ahead, self.guesses_right)
 
     def _read_ahead(
@@ -295,7 +297,7 @@ def expect(
     fresh: float = 0.0,
     young: float = 0.0,
 ) -> Expectation:
-    """The speed of a model, on disk or imagined.
+    """The speed of a model or of some of its layers (`Checkpoint.slice`), on disk or imagined.
 
     usage, trace  how often experts were used, or which ones; without either all are equally likely
     coming        seconds that a mapped file takes to come to memory, with the first prompt
@@ -312,7 +314,7 @@ def expect(
         if trace is not None:
             routing: Routing = TracedRouting(trace)
         else:
-            shape = (checkpoint.config.layer_count, source.experts)
+            shape = (len(checkpoint.layers), source.experts)
             routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used, seed)
         return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, fresh, young, sizes)
 
@@ -323,7 +325,7 @@ def expect(
             begun.fill(known.favourites())
         return begun, _with_the_file(begun.prefill(tokens), coming)
 
-    times = 1 if trace is not None else -(-DRAWS // (ANSWER * used * checkpoint.config.layer_count))
+    times = 1 if trace is not None else -(-DRAWS // (ANSWER * used * len(checkpoint.layers)))
     begun = [beginning(PROMPT, seed) for seed in range(times)]
     prefill, first = _mean([phase for _, phase in begun]), _mean([each.decode(ANSWER) for each, _ in begun])
     prompts = {PROMPT: prefill, **{tokens: beginning(tokens)[1] for tokens in OTHER_PROMPTS}}
@@ -350,5 +352,5 @@ def _with_the_file(prefill: Phase, coming: float) -> Phase:
 
 def _mixed(source: ExpertSource) -> list[int]:
     """All experts, such that any part of the list has about as many of each block."""
-    blocks = range(source.checkpoint.config.layer_count)
+    blocks = range(len(source.checkpoint.layers))
     return [block * source.experts + expert for expert in range(source.experts) for block in blocks]

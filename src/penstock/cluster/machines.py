@@ -27,7 +27,7 @@ class Machines:
         self._checkpoint, self._options = checkpoint, options
         self.head = Head(checkpoint, options)
         self._pipeline = Pipeline(self.head, options.boundary)
-        self.likely_part = checkpoint.slice(self.head.likely_layers())
+        self.likely_part = checkpoint.slice(self.head.tiling.head)
 
     def open(self, backend: Backend, context: int, chunk: int) -> ClusterStates:
         """Begins to take workers in.  The memory of sequences is that of all stages."""
@@ -81,7 +81,7 @@ class Machines:
         stage = self._pipeline.stage
         own: dict[str, Any] = {"stage": 0, "name": "head"}
         if stage is not None:
-            layers = self.head.own_layers
+            layers = self.head.tiling.head
             own |= {"layers": [layers.start, layers.stop], **stage.stats()}
         up = self._pipeline.latest is not None
         return {

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ClusterError, OptionError
+from penstock.storage.dense import HEAD
+from penstock.weights.checkpoint import Checkpoint
 
 
 def parse_layers(text: str, name: str = "layers") -> range | None:
@@ -26,8 +28,29 @@ class Machine:
     layer_seconds: float = 0.0  # 0: unknown
 
 
-def split(machines: Sequence[Machine], layer_bytes: Sequence[int]) -> list[tuple[int, range]]:
+def layer_bytes(checkpoint: Checkpoint) -> list[int]:
+    """Of each layer's weights."""
+    found = [0] * checkpoint.config.layer_count
+    for name, info in checkpoint.index.items():
+        if name.startswith("blk."):
+            found[int(name.split(".")[1])] += info.total_bytes
+    return found
+
+
+def model_head_layers(checkpoint: Checkpoint) -> float:
+    """How many layers the head of the model is worth: by the bytes that a token reads, which take the time."""
+    config, read = checkpoint.config, 0.0
+    for name, info in checkpoint.index.items():
+        if name.startswith("blk."):
+            read += info.total_bytes * (config.experts_used / config.experts if "_exps." in name else 1)
+    return checkpoint.index[HEAD].total_bytes * config.layer_count / read
+
+
+def split(
+    machines: Sequence[Machine], layer_bytes: Sequence[int], head_layers: float = 0.0
+) -> list[tuple[int, range]]:
     """Which machine, by number, runs which layers, in their order.  The first machine is the head, and first.
+    head_layers: how many layers the last machine has to do besides, with the head of the model.
 
     Raises ClusterError if the layers that were said do not make up the model.
     """
@@ -46,9 +69,9 @@ def split(machines: Sequence[Machine], layer_bytes: Sequence[int]) -> list[tuple
             mine, free = (free, []) if gaps == 1 else (free[:1], free[1:])
             if not mine or len(mine) > start - at:
                 raise ClusterError(_not_tiled(machines, end, f"layers {at}:{start} nowhere"))
-            for which, count in zip(
-                mine, _shares([machines[n] for n in mine], layer_bytes[at:start]), strict=True
-            ):
+            besides = head_layers if start == end else 0.0
+            counts = _shares([machines[n] for n in mine], layer_bytes[at:start], besides)
+            for which, count in zip(mine, counts, strict=True):
                 found.append((which, range(at, at + count)))
                 at += count
         if number >= 0:
@@ -82,17 +105,19 @@ def _not_tiled(machines: Sequence[Machine], end: int, what: str) -> str:
     return f"layers: {said} do not make up 0:{end}: {what}"
 
 
-def _shares(machines: Sequence[Machine], layer_bytes: Sequence[int]) -> list[int]:
-    """How many layers each takes: one after another to who would be done with it first and has room for it."""
+def _shares(machines: Sequence[Machine], layer_bytes: Sequence[int], besides: float) -> list[int]:
+    """How many layers each takes: one after another to who would be done with it first and has room for it.  besides:
+    what the last one has to do anyway, in layers."""
     known = [m.layer_seconds for m in machines if m.layer_seconds > 0]
     usual = sum(known) / len(known) if known else 1.0
     seconds = [m.layer_seconds or usual for m in machines]
     each = sum(layer_bytes) / len(layer_bytes)
     counts = [1] * len(machines)
+    more = [0.0] * (len(machines) - 1) + [besides]
     for _ in range(len(layer_bytes) - len(machines)):
         open_ = [n for n, m in enumerate(machines) if (counts[n] + 1) * each <= m.memory]
         if open_:
-            taker = min(open_, key=lambda n: ((counts[n] + 1) * seconds[n], n))
+            taker = min(open_, key=lambda n: ((counts[n] + 1 + more[n]) * seconds[n], n))
         else:  # all stream from disk: by memory
             taker = min(range(len(machines)), key=lambda n: ((counts[n] + 1) / max(1, machines[n].memory), n))
         counts[taker] += 1

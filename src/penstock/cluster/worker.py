@@ -198,6 +198,7 @@ class Attendance:
         if last:
             answers = group.outgoing(0, ASIDE)
             group.incoming(0, ASIDE, lambda message: answers.send(stage.question(message)))
+        self._control.send(Message("connected"))
         self._worker._tell(f"layers {place.layers.start}:{place.layers.stop} are ready")
         while (message := self._work.get()) is not None:
             if "streams" in message.arrays:

@@ -103,7 +103,7 @@ class InputCollector:
                 part = ids[at : at + max(1, step)]
                 last = at + len(part) == len(ids)
                 work.append((session, part, min(SCORED, len(part)) if last else 0))
-            found = self.engine.advance(work)
+            found = self.engine.stepper.advance(work)
         return [logits for logits in found if logits is not None]
 
     def imatrix(self, datasets: Sequence[str]) -> Imatrix:

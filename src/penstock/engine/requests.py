@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.engine.constraint import Constraint
-from penstock.engine.engine import Begun
 from penstock.engine.prefix_cache import Match
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
+from penstock.engine.stepping import Begun
 from penstock.engine.steps import Generation, Step
 
 FIRST_CHECKPOINT: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way

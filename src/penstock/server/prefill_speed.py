@@ -1,22 +1,24 @@
 """How fast prompts are read here; also known before the first one of this run, if there was an earlier run."""
 
+from collections.abc import Callable
+
 from penstock.engine.engine import Engine
-from penstock.engine.scheduler import Scheduler
 from penstock.machine.notes import recall, remember
 
 NOTES = "prefill"
 
 
 class PrefillSpeed:
-    """Remembered by model, device and the way that weights come, in the user's cache folder."""
+    """Remembered by model, device and the way that weights come, in the user's cache folder.  measured: what is
+    known of this run"""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler):
-        self._engine, self._scheduler = engine, scheduler
+    def __init__(self, engine: Engine, measured: Callable[[], float | None]):
+        self._engine, self._measured = engine, measured
 
     @property
     def per_second(self) -> float | None:
         """Tokens; None where no prompt has ever been read."""
-        measured = self._scheduler.prefill_per_second
+        measured = self._measured()
         if measured is not None:
             return measured
         found = recall(NOTES).get(self._key)
@@ -24,7 +26,7 @@ class PrefillSpeed:
 
     def save(self) -> None:
         """Remembers what was measured in this run, if anything was."""
-        if (measured := self._scheduler.prefill_per_second) is not None:
+        if (measured := self._measured()) is not None:
             remember(NOTES, self._key, round(measured, 2))
 
     @property

@@ -85,7 +85,7 @@ class Service:
         self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.observers: list[Observer] = []
         self._last_dispatch: LoopDispatch | None = None
-        self.prefill_speed = PrefillSpeed(engine, scheduler)
+        self.prefill_speed = PrefillSpeed(engine, lambda: scheduler.loop.prefill_per_second)
         self._pin = ("", 0.0)  # label, and until when
         self.pins = 0  # prompts that came to be pinned
 

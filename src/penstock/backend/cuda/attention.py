@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import DIGITS, FLOAT, INT, LONG, VOID, Image, address
 from penstock.backend.cuda.launch import module
 
 ROW_KINDS = {"f32": 0, "f16": 1, "bf16": 2}  # RowKind of kernels/common.cuh
 MAX_DIM = 2048  # of rows, in state.cu
-SPLITS = 20  # shares of the keys, at most 32
+CLUSTER = 8  # blocks that share a row's keys, in attention.cu
 
 
 class RowsAt(NamedTuple):
@@ -69,7 +70,7 @@ class _Compressor(ctypes.Structure):
 class _Remember(ctypes.Structure):
     _fields_ = (
         ("kv", VOID), ("norm", VOID), ("window", RowsArgument), ("positions", VOID), ("states", VOID),
-        ("frequencies", VOID), ("compressors", _Compressor * 2),
+        ("frequencies", VOID), ("turns", VOID), ("compressors", _Compressor * 2),
         ("dim", INT), ("rope", INT), ("kind", INT), ("rows", INT), ("kv_stride", INT), ("eps", FLOAT),
     )  # fmt: skip
 
@@ -78,7 +79,7 @@ class _Scores(ctypes.Structure):
     _fields_ = (
         ("q", VOID), ("gates", VOID), ("keys", RowsArgument), ("positions", VOID), ("states", VOID),
         ("turns", VOID), ("scores", VOID), ("heads", INT), ("rope", INT), ("ratio", INT), ("stride", INT),
-        ("enough", INT),
+        ("enough", INT), ("early", INT),
     )  # fmt: skip
 
 
@@ -91,11 +92,10 @@ class _Select(ctypes.Structure):
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        ("q", VOID), ("picks", VOID), ("pick_counts", VOID),
-        ("positions", VOID), ("states", VOID), ("turns", VOID), ("sinks", VOID), ("partial", VOID), ("tops", VOID),
-        ("out", VOID), ("digits", VOID), ("window", RowsArgument), ("compressed", RowsArgument),
-        ("heads", INT), ("rows", INT), ("splits", INT), ("window_length", INT), ("ratio", INT),
-        ("pick_stride", INT), ("group_heads", INT), ("eps", FLOAT),
+        ("q", VOID), ("picks", VOID), ("positions", VOID), ("states", VOID), ("turns", VOID), ("sinks", VOID),
+        ("out", VOID), ("digits", VOID), ("window", RowsArgument), ("compressed", RowsArgument), ("heads", INT),
+        ("rows", INT), ("window_length", INT), ("ratio", INT), ("pick_stride", INT), ("group_heads", INT),
+        ("early", INT), ("eps", FLOAT),
     )  # fmt: skip
 
 
@@ -153,9 +153,11 @@ class Remember:
         both = (_Compressor * 2)(*(c.argument() for c in compressors))
         if len(norm) > MAX_DIM or any(len(c.norm) > MAX_DIM for c in compressors):
             raise ValueError(f"rows of at most {MAX_DIM} channels, not {len(norm)}")
+        if any(len(each) % 2 for each in (norm, *(c.norm for c in compressors))) or kv.stride(0) % 2:
+            raise ValueError("rows are of pairs of channels")
         self._argument = _Remember(
             address(kv), address(norm), rows_argument(window), address(places.positions),
-            address(places.states), address(places.frequencies), both, len(norm), places.rope,
+            address(places.states), address(places.frequencies), address(places.turns), both, len(norm), places.rope,
             ROW_KINDS[kind], places.rows, kv.stride(0), eps,
         )  # fmt: skip
         self._keep = (kv, norm, places, compressors)
@@ -189,7 +191,10 @@ class SelectRows:
 
 
 class Indexer:
-    """q [rows, heads, 128], gates [rows, heads] against index rows → picks [rows, count] and their number [rows]."""
+    """q [rows, heads, 128], gates [rows, heads] against index rows → picks [rows, count] and their number [rows].
+
+    early: as for `Attention`.
+    """
 
     @staticmethod
     def takes(heads: int, dim: int, kind: str) -> bool:
@@ -197,18 +202,18 @@ class Indexer:
 
     def __init__(
         self, q: torch.Tensor, gates: torch.Tensor, keys: RowsAt, places: Places, scores: torch.Tensor,
-        picks: torch.Tensor, counts: torch.Tensor, ratio: int, blocks: int = 64,
+        picks: torch.Tensor, counts: torch.Tensor, ratio: int, early: bool = False,
     ):  # fmt: skip
         heads, count = q.shape[1], picks.shape[1]
         if not self.takes(heads, q.shape[2], "f16") or gates.stride(0) != heads:
             raise ValueError(f"the indexer takes heads by sixteens, of 128 channels, not {list(q.shape)}")
         self._scores = _Scores(
             address(q), address(gates), rows_argument(keys), address(places.positions), address(places.states),
-            address(places.turns), address(scores), heads, places.rope, ratio, scores.stride(0), count,
+            address(places.turns), address(scores), heads, places.rope, ratio, scores.stride(0), count, int(early),
         )  # fmt: skip
         self._select = SelectRows(scores, places, picks, counts, ratio)
         self._keep = (q, gates)
-        self._grid = (blocks, places.rows)
+        self._grid = (max(1, card().multiprocessors // places.rows), places.rows)
         self._kernel = module("indexer.cu").kernel("index_scores", heads * 128 * 4 + heads * 4)
 
     def launch(self, overlap: bool = True) -> None:
@@ -216,19 +221,16 @@ class Indexer:
         self._select.launch(overlap)
 
 
-def shares(rows: int, heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `Attention` keeps of every share of the keys until all are done: sums, and largest score and weight."""
-    return (
-        torch.empty(rows, SPLITS, heads, dim, device="cuda"),
-        torch.empty(rows, SPLITS, heads, 2, device="cuda"),
-    )
-
-
 class Attention:
     """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512], or digits by groups of
-    heads."""
+    heads.  picks [rows, count]: the compressed rows to see, as `SelectRows` leaves them.
 
-    SHARED = 2 * 32 * 512 + 32 * (512 * 2 + 16) + 2 * 16 * (32 * 2 + 16) + (2 * 16 * 33 + 3 * 16) * 4
+    early: between the kernel that wrote the queries and this one is a `Remember`, an indexer's first kernel or
+    another `Attention`.  Those let the next kernel start only when the one before them has ended, so that this one
+    may read queries and places while what is behind them still runs.
+    """
+
+    SHARED = 48 * (512 * 2 + 16) + 16 * 512 * 4 + 2 * 16 * (48 * 2 + 16) + 880  # `Shared` of attention.cu
 
     @staticmethod
     def takes(heads: int, dim: int, rope: int, kind: str) -> bool:
@@ -237,28 +239,23 @@ class Attention:
     def __init__(
         self, q: torch.Tensor, window: RowsAt, places: Places, sinks: torch.Tensor, window_length: int,
         eps: float, ratio: int = 0, compressed: RowsAt | None = None, picks: torch.Tensor | None = None,
-        counts: torch.Tensor | None = None, out: torch.Tensor | None = None, digits: Image | None = None,
-        scratch: tuple[torch.Tensor, torch.Tensor] | None = None,
+        out: torch.Tensor | None = None, digits: Image | None = None, early: bool = False,
     ):  # fmt: skip
         rows, heads, dim = q.shape
         if not self.takes(heads, dim, places.rope, "f16"):
             raise ValueError(f"attention takes heads by sixteens, of 512 channels, not {list(q.shape)}")
         if digits is not None and digits.forms != DIGITS:
             raise ValueError("attention writes digits alone")
-        partial, tops = scratch or shares(rows, heads, dim)
         self._argument = _Attention(
-            address(q), address(picks), address(counts),
-            address(places.positions), address(places.states), address(places.turns), address(sinks),
-            address(partial), address(tops), address(out), address(digits.data if digits else None),
-            rows_argument(window), rows_argument(compressed), heads, rows, SPLITS, window_length,
+            address(q), address(picks), address(places.positions), address(places.states), address(places.turns),
+            address(sinks), address(out), address(digits.data if digits else None),
+            rows_argument(window), rows_argument(compressed), heads, rows, window_length,
             ratio if compressed is not None else 0, picks.shape[1] if picks is not None else 0,
-            heads // digits.groups if digits else 0, eps,
+            heads // digits.groups if digits else 0, int(early), eps,
         )  # fmt: skip
-        self._keep = (q, places, sinks, picks, counts, out, digits, partial, tops)
-        self._grids = ((heads // 16, SPLITS, rows), (heads, rows))
-        self._attend = module("attention.cu").kernel("attend", self.SHARED)
-        self._join = module("attention.cu").kernel("join_shares")
+        self._keep = (q, places, sinks, picks, out, digits)
+        self._grid = (heads // 16 * CLUSTER, rows)
+        self._kernel = module("attention.cu").kernel("attend", self.SHARED, CLUSTER)
 
     def launch(self, overlap: bool = True) -> None:
-        self._attend.launch(self._grids[0], 256, (self._argument,), overlap)
-        self._join.launch(self._grids[1], 64, (self._argument,), overlap)
+        self._kernel.launch(self._grid, 256, (self._argument,), overlap)

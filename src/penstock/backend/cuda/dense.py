@@ -15,6 +15,7 @@ from penstock.backend.cuda.inputs import (
     INT,
     SCRATCH,
     VOID,
+    DigitImage,
     DigitOutputArgument,
     DigitVectors,
     Image,
@@ -36,8 +37,8 @@ from penstock.weights.types import WeightType
 
 class _Segment(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("out", VOID), ("format", INT), ("tiles", INT), ("pieces", INT), ("rows", INT),
-        ("stride", INT), ("paired", INT), ("slices", INT),
+        ("weights", VOID), ("out", VOID), ("format", INT), ("tiles", INT), ("pieces", INT), ("piece_bytes", INT),
+        ("rows", INT), ("stride", INT), ("paired", INT), ("log_slices", INT),
     )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ class _Dense(ctypes.Structure):
     _fields_ = (
         ("segments", _Segment * 8), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
         ("count", INT), ("groups", INT), ("rows", INT), ("columns", INT), ("forms", INT),
-        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("late", INT),
+        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("ahead", VOID), ("ahead_bytes", INT), ("late", INT),
         ("limit", FLOAT),
     )  # fmt: skip
 
@@ -59,6 +60,7 @@ class Dense:
     norm: the weight of an RMS norm on the way in.  A matrix with `count` > 1 is grouped: group g sees columns
     g · width … of x and writes its own rows; it must be alone.  A `paired` matrix gives swiglu(gate, up).
     digits: the first matrix's output also as digits; then its out must be `digits.values`.
+    ahead: what the next kernel reads that does not come from this one, to be brought nearer meanwhile.
     late: the next kernel starts when the one before this has ended, and may read what that one wrote at once.
 
     One launch where the inputs fit in shared memory; else one for every form of input, or for half the rows.
@@ -66,17 +68,16 @@ class Dense:
 
     def __init__(
         self, matrices: Sequence[Packed], x: Input, outs: Sequence[torch.Tensor], rows: int,
-        norm: torch.Tensor | None = None, eps: float = 0.0, digits: DigitVectors | None = None, limit: float = 0.0,
-        late: bool = False, stages: int = 2,
+        norm: torch.Tensor | None = None, eps: float = 0.0, digits: DigitVectors | DigitImage | None = None,
+        limit: float = 0.0, ahead: torch.Tensor | None = None, late: bool = False, stages: int = 2,
     ):  # fmt: skip
         first = matrices[0]
         if any(m.columns != first.columns or (m.count > 1 and len(matrices) > 1) for m in matrices):
             raise ValueError("matrices of one launch have the same columns, and a grouped one is alone")
-        if first.count > 1 and isinstance(x, DigitVectors):
-            raise ValueError("a grouped product takes floats or images")
-        self._keep = (matrices, x, outs, norm, digits)
+        self._keep = (matrices, x, outs, norm, digits, ahead)
         self._launches: list[tuple[Kernel, int, _Dense]] = []
         self._x, self._rows, self._limit, self._late, self._stages = x, rows, limit, late, stages
+        self._ahead = ahead
         self.nbytes = sum(m.nbytes for m in matrices)
         segments = [_segment(m, out) for m, out in zip(matrices, outs, strict=True)]
         output = digits.argument() if digits else DigitOutputArgument()
@@ -97,11 +98,12 @@ class Dense:
             blocks = card().multiprocessors * (
                 2 if rows <= 4 and 2 * (shared + 1024) <= card().shared_limit + 1024 else 1
             )
-            rounds = sum(-(-m.tiles // (8 // segment.slices)) for m, segment in parts)
+            rounds = sum(-(-m.tiles // (8 >> segment.log_slices)) for m, segment in parts)
             grid = min(max(1, blocks // first.count), rounds) * first.count
             argument = _Dense(
                 (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
-                rows, columns, forms, stages, stage, depth, int(self._late), self._limit,
+                rows, columns, forms, stages, stage, depth, address(self._ahead),
+                0 if self._ahead is None else self._ahead.nbytes, int(self._late), self._limit,
             )  # fmt: skip
             kernel = self._kernels(parts).kernel(f"dense_{4 * sets_of(rows)}", shared)
             self._launches.append((kernel, grid, argument))
@@ -117,16 +119,12 @@ class Dense:
             raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
         for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
-            self._add(moved, _moved_inputs(inputs, start, columns // CELL), output, count)
+            self._add(moved, _moved_inputs(inputs, start), output, count)
 
     def _kernels(self, parts: list[_Part]) -> Module:
         """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
         formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
-        source = "ANYTHING"
-        if isinstance(self._x, Image):
-            source = "IMAGE"
-        elif isinstance(self._x, DigitVectors):
-            source = "READY_DIGITS"
+        source = "IMAGE" if isinstance(self._x, Image) else "ROWS"
         return module("dense.cu", f"-DDENSE_FORMATS={formats}", f"-DDENSE_SOURCE={source}")
 
     def launch(self, overlap: bool = True) -> None:
@@ -151,10 +149,10 @@ def slices_of(m: Packed) -> int:
 
 
 def _segment(m: Packed, out: torch.Tensor) -> _Segment:
-    pieces = m.cells * CELL // _piece(m.kind)[1]
+    size, columns = _piece(m.kind)
     return _Segment(
-        address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, pieces, m.rows, out.stride(0),
-        int(m.paired), slices_of(m),
+        address(m.data), address(out), LAYOUTS[m.kind].number, m.tiles, m.cells * CELL // columns, size, m.rows,
+        out.stride(0), int(m.paired), slices_of(m).bit_length() - 1,
     )  # fmt: skip
 
 
@@ -164,11 +162,7 @@ def _moved_segment(segment: _Segment, row: int) -> _Segment:
     return moved
 
 
-def _moved_inputs(inputs: InputsArgument, row: int, cells: int) -> InputsArgument:
+def _moved_inputs(inputs: InputsArgument, row: int) -> InputsArgument:
     moved = InputsArgument.from_buffer_copy(inputs)
-    if inputs.x:
-        moved.x += row * inputs.stride * 4
-    else:
-        moved.digits += row * cells * 2 * CELL
-        moved.scales += row * cells * 4
+    moved.x += row * inputs.stride * 4
     return moved

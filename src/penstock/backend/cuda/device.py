@@ -26,6 +26,11 @@ class Card(NamedTuple):
     shared_limit: int  # bytes of shared memory that a block can have
     memory: int  # bytes in all
 
+    @property
+    def cluster_limit(self) -> int:
+        """Blocks that can share their shared memory: 8 on every card that can do it, 16 on the large ones."""
+        return 16 if self.capability[0] in (9, 10) else 8
+
 
 @cache
 def _card(index: int) -> Card:

@@ -13,6 +13,7 @@ from penstock.backend.cuda.dense import slices_of
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
     DIGITS,
+    FEW,
     FLOAT,
     INT,
     VOID,
@@ -33,7 +34,6 @@ from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
-FEW = 2  # rows that there is room for negated, and that take the shared expert along
 _JOB_ROWS, _UP_WARPS, _DOWN_WARPS = 4, 16, 8  # of experts.cu
 _BARRIERS = 1024
 _GRID_BYTES = 256 * 16 * 8  # the IQ2_XXS grid in shared memory
@@ -43,7 +43,7 @@ _ROUTER_PIECE = LAYOUTS[types.F16].cell_bytes // 2
 
 class _RouterPart(ctypes.Structure):
     _fields_ = (
-        ("weights", VOID), ("out", VOID), ("counter", VOID), ("tiles", INT), ("pieces", INT), ("slices", INT),
+        ("weights", VOID), ("out", VOID), ("counter", VOID), ("tiles", INT), ("log_slices", INT), ("pieces", INT),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class _Up(ctypes.Structure):
         ("routing", RoutingArgument), ("chosen", VOID), ("jobs", VOID),
         ("inputs", InputsArgument), ("digits", DigitOutputArgument), ("shared_digits", DigitOutputArgument),
         ("tiles", INT), ("cells", INT), ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
-        ("shared_slices", INT), ("stages", INT), ("stage_bytes", INT), ("pack", INT), ("depth", INT),
+        ("log_shared_slices", INT), ("stages", INT), ("stage_bytes", INT), ("pack", INT), ("depth", INT),
         ("early_bytes", INT),
         ("limit", FLOAT), ("shared_limit", FLOAT),
     )  # fmt: skip
@@ -64,7 +64,7 @@ class _Down(ctypes.Structure):
         ("weights", VOID), ("shared_weights", VOID), ("grid", VOID), ("jobs", VOID), ("counter", VOID),
         ("digits", VOID), ("scales", VOID), ("shared_digits", VOID), ("shared_scales", VOID), ("out", VOID),
         ("tiles", INT), ("cells", INT), ("rows", INT), ("width", INT), ("count", INT),
-        ("stages", INT), ("stage_bytes", INT), ("log_vectors", INT),
+        ("stages", INT), ("stage_bytes", INT), ("log_vectors", INT), ("ahead", VOID), ("ahead_bytes", INT),
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ class Up:
         pack = 2 if rows <= FEW and weights.cells > 8 and 4 * cell <= 4608 else 1
         stage = max(2 * pack * cell, _SHARED_CELL if shared else 0)
         part, depth = 2 * min(rows, _JOB_ROWS) * 16, 3 if rows <= FEW else 4
-        early = _whole(max(depth * _UP_WARPS * part, 2 * rows * router.experts))
+        early = _whole(max(depth * _UP_WARPS * part, 2 * rows * (-(-router.experts // 32) * 32)))
         early += _GRID_BYTES if kind is types.IQ2_XXS else 0
         along = _RouterPart()
         if gate is not None:
@@ -116,8 +116,8 @@ class Up:
                 address(router.logits),
                 address(router.counter),
                 gate.tiles,
-                pieces,
-                slices,
+                slices.bit_length() - 1,
+                pieces // slices,
             )
             early = max(early, _whole(pieces // slices * _ROUTER_PIECE // 4 + rows * (columns + 16)))
         fixed = _BARRIERS + CHOICE_BYTES + input_bytes(columns, rows, forms) + early
@@ -130,8 +130,8 @@ class Up:
             address(weights.data), address(shared.data if shared else None), along, address(grid), router.argument(),
             address(router.chosen), address(router.jobs), inputs_argument(x, None, 0.0, weights.columns),
             acts.argument(), shared_acts.argument() if shared_acts else DigitOutputArgument(), weights.tiles,
-            weights.cells, rows, columns, forms, weights.rows, slices_of(shared) if shared else 1, stages, stage,
-            pack, depth, early, limit, shared_limit,
+            weights.cells, rows, columns, forms, weights.rows, slices_of(shared).bit_length() - 1 if shared else 0,
+            stages, stage, pack, depth, early, limit, shared_limit,
         )  # fmt: skip
         self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid)
         self._kernel = _experts(kind).kernel(f"experts_up_{'few' if rows <= FEW else 'many'}", size)
@@ -143,11 +143,13 @@ class Up:
 class Down:
     """out [rows, width] = the routed experts' outputs, weighted, plus the shared expert's.
 
-    It reads what `Up`, which must be the kernel before it, has chosen, before it waits for it."""
+    It reads what `Up`, which must be the kernel before it, has chosen, before it waits for it.
+    ahead: what the next kernel reads that does not come from this one, to be brought nearer meanwhile."""
 
     def __init__(
         self, weights: Packed, router: Router, acts: DigitVectors, out: torch.Tensor, rows: int,
-        shared: Packed | None = None, shared_acts: DigitVectors | None = None, stages: int = 3,
+        shared: Packed | None = None, shared_acts: DigitVectors | None = None, ahead: torch.Tensor | None = None,
+        stages: int = 3,
     ):  # fmt: skip
         kind, cells = weights.kind, weights.cells
         stage = max(
@@ -156,7 +158,7 @@ class Down:
         slices = _DOWN_WARPS
         while slices > cells:
             slices //= 2
-        part, factors = rows * 16, (rows * router.count * _JOB_ROWS + rows) * -(-cells // slices)
+        part, factors = rows * 16, (rows * router.count + rows) * -(-cells // slices)
         log_vectors = 3 if rows <= FEW else 2
         own = (
             (_DOWN_WARPS * 2 * CELL << log_vectors)
@@ -178,9 +180,10 @@ class Down:
             address(router.counter), address(acts.digits), address(acts.scales),
             address(shared_acts.digits if shared_acts else None),
             address(shared_acts.scales if shared_acts else None), address(out), weights.tiles, cells, rows,
-            weights.rows, router.count, stages, stage, log_vectors,
+            weights.rows, router.count, stages, stage, log_vectors, address(ahead),
+            0 if ahead is None else ahead.nbytes,
         )  # fmt: skip
-        self._keep = (weights, router, acts, out, shared, shared_acts, grid)
+        self._keep = (weights, router, acts, out, shared, shared_acts, grid, ahead)
         self._kernel = _experts(kind).kernel("experts_down", size)
 
     def launch(self, overlap: bool = True) -> None:

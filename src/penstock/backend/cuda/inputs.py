@@ -15,9 +15,8 @@ from penstock.weights import types
 from penstock.weights.types import WeightType
 
 MAX_ROWS = 8
-SCRATCH = (
-    1024 + (2 * 8 * 64 + 32) * 4
-)  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
+FEW = 2  # rows for which there is room: for inputs negated, for the shared expert along with the others
+SCRATCH = 1024 + 2 * 8 * 64 * 4  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
 
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
 _FORMS = {
@@ -38,13 +37,17 @@ def address(tensor: torch.Tensor | None) -> int:
 
 class InputsArgument(ctypes.Structure):
     _fields_ = (
-        ("x", VOID), ("digits", VOID), ("scales", VOID), ("norm", VOID), ("image", VOID), ("image_forms", INT),
+        ("x", VOID), ("norm", VOID), ("image", VOID), ("image_forms", INT),
         ("stride", INT), ("width", INT), ("eps", FLOAT),
     )  # fmt: skip
 
 
 class DigitOutputArgument(ctypes.Structure):
-    _fields_ = (("values", VOID), ("digits", VOID), ("scales", VOID), ("counters", VOID), ("cells", INT))
+    _fields_ = (
+        ("values", VOID), ("digits", VOID), ("scales", VOID), ("counters", VOID), ("cells", INT),
+        ("vector_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT), ("vector_scales", INT),
+        ("cell_scales", INT),
+    )  # fmt: skip
 
 
 @dataclass
@@ -74,12 +77,9 @@ class DigitVectors:
 
     def argument(self) -> DigitOutputArgument:
         return DigitOutputArgument(
-            address(self.values),
-            address(self.digits),
-            address(self.scales),
-            address(self.counters),
-            self.cells,
-        )
+            address(self.values), address(self.digits), address(self.scales), address(self.counters), self.cells,
+            self.cells * 2 * CELL, 2 * CELL, CELL, self.cells, 1,
+        )  # fmt: skip
 
 
 @dataclass
@@ -102,15 +102,37 @@ class Image:
         return -(-self.width // CELL) * CELL
 
 
-Input = torch.Tensor | DigitVectors | Image  # a tensor: float32 [rows, width]
+@dataclass
+class DigitImage:
+    """Rows as floats and, once the kernel that writes them has ended, as an image of digits."""
+
+    rows: int
+    width: int
+    values: torch.Tensor = field(init=False)  # float32 [rows, columns]
+    image: Image = field(init=False)
+    counters: torch.Tensor = field(init=False)  # int32 [cells]
+
+    def __post_init__(self) -> None:
+        self.image = Image(self.rows, self.width, DIGITS)
+        self.values = torch.zeros(self.rows, self.image.columns, device="cuda")
+        self.counters = torch.zeros(self.image.columns // CELL, dtype=torch.int32, device="cuda")
+
+    def argument(self) -> DigitOutputArgument:
+        columns, at = self.image.columns, address(self.image.data)
+        plane = columns + 32
+        return DigitOutputArgument(
+            address(self.values), at, at + 2 * self.rows * plane, address(self.counters), columns // CELL,
+            2 * plane, CELL, plane, 1, 8,
+        )  # fmt: skip
+
+
+Input = torch.Tensor | Image  # a tensor: float32 [rows, width]
 
 
 def inputs_argument(x: Input, norm: torch.Tensor | None, eps: float, width: int) -> InputsArgument:
-    if isinstance(x, DigitVectors):
-        return InputsArgument(0, address(x.digits), address(x.scales), 0, 0, 0, 0, width, 0)
     if isinstance(x, Image):
-        return InputsArgument(0, 0, 0, 0, address(x.data), x.forms, 0, width, 0)
-    return InputsArgument(address(x), 0, 0, address(norm), 0, 0, x.stride(0), width, eps)
+        return InputsArgument(0, 0, address(x.data), x.forms, 0, width, 0)
+    return InputsArgument(address(x), address(norm), 0, 0, x.stride(0), width, eps)
 
 
 def input_bytes(columns: int, rows: int, forms: int) -> int:

@@ -62,8 +62,8 @@ class Module:
             self._module = check(driver().cuModuleLoadData(self._code.result()), f"loading {self._source}")
         return check(driver().cuModuleGetFunction(self._module, name.encode()), f"{self._source}: {name}")
 
-    def kernel(self, name: str, shared: int = 0) -> "Kernel":
-        return Kernel(self, name, shared)
+    def kernel(self, name: str, shared: int = 0, cluster: int = 1) -> "Kernel":
+        return Kernel(self, name, shared, cluster)
 
 
 @cache
@@ -78,10 +78,11 @@ def kernel(source: str, name: str, shared: int = 0) -> "Kernel":
 
 
 class Kernel:
-    """A function on the device, with so many bytes of dynamic shared memory to each block."""
+    """A function on the device, with so many bytes of dynamic shared memory to each block, and so many blocks (of
+    neighbours in x) in a cluster."""
 
-    def __init__(self, owner: Module, name: str, shared: int):
-        self.name, self.shared = name, shared
+    def __init__(self, owner: Module, name: str, shared: int, cluster: int = 1):
+        self.name, self.shared, self.cluster = name, shared, cluster
         self._owner, self._function = owner, None
 
     def _ready(self) -> Any:
@@ -92,6 +93,9 @@ class Kernel:
                 # The most there is: others launch the same function, and this must not lower what they need.
                 result = driver().cuFuncSetAttribute(function, attribute, card().shared_limit)
                 check(result, f"{self.name}: shared memory")
+            if self.cluster > 8:  # more than every card has
+                attribute = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                check(driver().cuFuncSetAttribute(function, attribute, 1), f"{self.name}: large clusters")
             self._function = function
         return self._function
 
@@ -105,11 +109,19 @@ class Kernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = self.shared
         config.hStream = torch.cuda.current_stream().cuda_stream
+        attributes = []
         if overlap:
             attribute = cuda.CUlaunchAttribute()
             attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(attribute)
+        if self.cluster > 1:
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = self.cluster, 1, 1
+            attributes.append(attribute)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         addresses = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         what = f"{self.name}, grid {grid}, block {block}, {self.shared:,} shared bytes"
         check(cuda.cuLaunchKernelEx(config, self._ready(), ctypes.addressof(addresses), 0), what)

@@ -11,8 +11,9 @@ MAX_COUNT = 8
 MAX_EXPERTS = 12 * 32  # MAX_PER_LANE of routing.cuh
 MAX_PAIRS = MAX_ROWS * MAX_COUNT
 _CHOSEN = 4 * 2 * MAX_PAIRS  # struct Chosen: ids, weights [rows, count]
-_JOBS = 16 + 4 * 14 * MAX_PAIRS  # struct Jobs: count; job [pairs]: expert, rows; row, slot, weight [4]
-CHOICE_BYTES = -(-(_CHOSEN + 4 * MAX_PAIRS + _JOBS) // 128) * 128  # struct Choice: Chosen; before; Jobs
+_JOBS = 16 + 4 * (2 + 8) * MAX_PAIRS  # struct Jobs: counts; vector, weight, job [pairs]
+_CANDIDATES = 6 * MAX_ROWS * 12 * MAX_COUNT  # keys and ids
+CHOICE_BYTES = -(-(_CHOSEN + _CANDIDATES + 4 * (MAX_EXPERTS + 12) + _JOBS) // 128) * 128  # struct Choice
 JOBS_BYTES = -(-_JOBS // 128) * 128
 
 

@@ -16,6 +16,7 @@ from penstock.backend.base import Choice, Choosing, Chosen, Logits, Sampling
 from penstock.backend.cuda.device import card, translated
 from penstock.backend.cuda.inputs import FLOAT, INT, LONG, VOID, address
 from penstock.backend.cuda.launch import kernel
+from penstock.backend.device_sampling import DeviceSampling
 from penstock.errors import PenstockError
 
 MOST: Final = 32  # rows of a launch
@@ -130,11 +131,11 @@ class Started(Choosing):
         return self._owner.result(self)
 
 
-class CudaSampling(Sampling):
+class CudaSampling(DeviceSampling):
     """Rows of the card's logits; those of the host go to `host`."""
 
     def __init__(self, host: Sampling):
-        self._host = host
+        super().__init__(host)
         self._waiting: list[Started] = []
         self._launched: list[Started] = []  # whose results are on their way
         self._lock = threading.Lock()
@@ -234,23 +235,6 @@ class CudaSampling(Sampling):
         if vocabulary not in self._scratch:
             self._scratch[vocabulary] = torch.empty(MOST, vocabulary, device="cuda")
         return self._scratch[vocabulary]
-
-    # ── one question at a time, of the host's logits ──────────────────────────────────────────────────────
-
-    def top(self, logits: Logits) -> tuple[int, float]:
-        return self._host.top(np.asarray(logits))
-
-    def log_sum(self, logits: Logits, highest: float) -> float:
-        return self._host.log_sum(np.asarray(logits), highest)
-
-    def draw(
-        self, logits: Logits, highest: float, temperature: float, top_k: int, top_p: float, min_p: float,
-        chance: float,
-    ) -> int:  # fmt: skip
-        return self._host.draw(np.asarray(logits), highest, temperature, top_k, top_p, min_p, chance)
-
-    def best(self, logits: Logits, count: int) -> NDArray[np.int64]:
-        return self._host.best(np.asarray(logits), count)
 
 
 def _buffers(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,6 +25,15 @@ def plan_command(
     several: Annotated[
         str, typer.Option("--budgets", help="Compare these amounts of memory, such as 4GiB,8GiB,16GiB.")
     ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="Plan for machines with these amounts of memory, this one first, such as 16GiB,32GiB*2: the second "
+            "twice as fast."
+        ),
+    ] = "",
+    link: Annotated[float, typer.Option(help="Gb/s of the network between them.")] = 1.0,
+    latency: Annotated[float, typer.Option(help="Milliseconds that a message takes, one way.")] = 0.1,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine and its disk again.")
     ] = False,
@@ -33,6 +42,7 @@ def plan_command(
     """Show what a model would take from a budget of memory, and the speed to expect.
 
     Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
+    Example: penstock plan -m model.gguf --cluster 16GiB,16GiB --link 10
     """
     if several and chosen.device.startswith("cuda"):
         raise OptionError(f"--budgets compares amounts of the machine's memory; device is {chosen.device!r}")
@@ -40,7 +50,11 @@ def plan_command(
     from penstock.cli.plan import compare_budgets, show_plan
 
     path = model or options.default_model()
-    if amounts:
+    if cluster:
+        from penstock.cli.plan_cluster import show_cluster_plan
+
+        show_cluster_plan(path, chosen, cluster, link, latency, measure, json_output)
+    elif amounts:
         compare_budgets(path, chosen, amounts, json_output)
     else:
         show_plan(path, chosen, trace, policy, measure, json_output)

@@ -25,7 +25,7 @@ def worker_command(
     """
     penstock.cluster.require()
     # What computes is loaded when there is something to compute.
-    from penstock.cluster.head import parse_address
+    from penstock.cluster.door import parse_address
     from penstock.cluster.worker import Worker
     from penstock.engine.opening import open_model
 

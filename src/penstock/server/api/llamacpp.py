@@ -131,9 +131,13 @@ def _sessions(service: Service) -> dict[str, Any]:
 
 def _scheduler(service: Service) -> dict[str, Any]:
     scheduler = service.scheduler
-    names = ("active", "waiting", "steps", "busy_rows", "paused", "engine_seconds")
-    speed = service.prefill_speed.per_second
-    return {**{name: getattr(scheduler, name) for name in names}, "prefill_per_second": speed}
+    counts = ("steps", "busy_rows", "paused", "engine_seconds")
+    return {
+        "active": scheduler.active,
+        "waiting": scheduler.waiting,
+        **{name: getattr(scheduler.loop, name) for name in counts},
+        "prefill_per_second": service.prefill_speed.per_second,
+    }
 
 
 def _defaults(service: Service) -> dict[str, Any]:

@@ -90,9 +90,9 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
             "active": scheduler.active,
             "waiting": scheduler.waiting,
             "most_waiting": scheduler.most_waiting,
-            "steps": scheduler.steps,
-            "rows": scheduler.busy_rows,
-            "engine_seconds": scheduler.engine_seconds,
+            "steps": scheduler.loop.steps,
+            "rows": scheduler.loop.busy_rows,
+            "engine_seconds": scheduler.loop.engine_seconds,
         },
         "slots": [
             {

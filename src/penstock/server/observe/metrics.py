@@ -156,17 +156,19 @@ class StateSeries(Collector):
         yield CounterMetricFamily("penstock_generated_tokens", "Tokens of answers.", totals.generated)
         yield GaugeMetricFamily("penstock_active_requests", "Requests being answered.", scheduler.active)
         yield GaugeMetricFamily("penstock_waiting_requests", "Requests waiting.", scheduler.waiting)
-        yield CounterMetricFamily("penstock_steps", "Steps of the model.", scheduler.steps)
+        yield CounterMetricFamily("penstock_steps", "Steps of the model.", scheduler.loop.steps)
         yield CounterMetricFamily(
             "penstock_batch_rows",
             "Requests that took part in a step, summed over steps.",
-            scheduler.busy_rows,
+            scheduler.loop.busy_rows,
         )
         yield CounterMetricFamily(
-            "penstock_paused_requests", "Times that a request had to step back for memory.", scheduler.paused
+            "penstock_paused_requests",
+            "Times that a request had to step back for memory.",
+            scheduler.loop.paused,
         )
         yield CounterMetricFamily(
-            "penstock_engine_seconds", "Time spent in steps of the model.", scheduler.engine_seconds
+            "penstock_engine_seconds", "Time spent in steps of the model.", scheduler.loop.engine_seconds
         )
         yield GaugeMetricFamily(
             "penstock_session_pool_bytes", "State of idle sessions.", scheduler.prefix_cache.bytes
@@ -198,7 +200,7 @@ class StateSeries(Collector):
             "prompt_seconds": totals.prompt_seconds,
             "tokens_predicted": totals.generated,
             "tokens_predicted_seconds": totals.decode_seconds,
-            "n_decode": scheduler.steps,
+            "n_decode": scheduler.loop.steps,
         }
         gauges: dict[str, float] = {
             "prompt_tokens_seconds": _rate(totals.read, totals.prompt_seconds),
@@ -206,7 +208,7 @@ class StateSeries(Collector):
             "requests_processing": scheduler.active,
             "requests_deferred": scheduler.waiting,
             "n_tokens_max": totals.longest,
-            "n_busy_slots_per_decode": _rate(scheduler.busy_rows, scheduler.steps),
+            "n_busy_slots_per_decode": _rate(scheduler.loop.busy_rows, scheduler.loop.steps),
         }
         for name, value in counters.items():
             yield CounterMetricFamily(f"llamacpp:{name}", "As llama.cpp names it.", value)

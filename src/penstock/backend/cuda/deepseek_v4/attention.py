@@ -8,16 +8,16 @@ from penstock.backend.cuda.attention import (
     Attention,
     CompressorState,
     Indexer,
+    MakeTurns,
     Places,
     Remember,
-    shares,
 )
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_attention import Compressing, LongAttention
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.inputs import DIGITS, DigitVectors, Image, Input, forms_of
+from penstock.backend.cuda.inputs import DIGITS, DigitImage, Image, Input, forms_of
 from penstock.backend.cuda.launch import cut
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
@@ -42,13 +42,14 @@ class _Compressor:
 
 
 class CudaAttention(v4.Attention):
-    """Seven launches for every eight rows: projections of the input, queries, what is kept, selection, attention in
-    two, and the output in two."""
+    """Seven launches for every eight rows: projections of the input, queries, what is kept, selection in two,
+    attention, and the output in two."""
 
     def __init__(self, spec: v4.AttentionSpec, state: v4.AttentionState, memory: StepMemory, cuts: bool):
         """cuts: a graph of the step is cut before this block"""
         self._cuts = cuts
         self._spec, self._memory, pool = spec, memory, memory.pool
+        self._next_mix = len(memory.mixes)
         compressor, indexer = spec.compressor, spec.indexer
         self._check(spec)
         self._kind = pool.layout.series[state.window].dtype
@@ -146,6 +147,9 @@ class CudaAttention(v4.Attention):
             launches.append(Dense([self._kv], image, [kv[a:b]], b - a))
             places = self._places.part(a, b)
             launches.append(
+                MakeTurns(places)
+            )  # a draft's window is filled outside of steps, which begin with it
+            launches.append(
                 Remember(kv[a:b], self._kv_norm, self._window, places, [], self._spec.eps, self._kind)
             )
         return launches
@@ -187,7 +191,9 @@ class CudaAttention(v4.Attention):
         scores = self._memory.workspace.take("index scores", compressor.rows.capacity)[a:b]
         shaped = q.view(b - a, spec.heads, spec.dim)
         if Indexer.takes(spec.heads, spec.dim, self._kind) and gates.stride(0) == spec.heads:
-            return Indexer(shaped, gates, compressor.rows, places, scores, *picked, compressor.ratio)
+            return Indexer(
+                shaped, gates, compressor.rows, places, scores, *picked, compressor.ratio, early=True
+            )
         return PlainIndexer(
             shaped, gates, compressor.rows, places, scores, *picked, compressor.ratio, self._kind
         )
@@ -205,37 +211,25 @@ class CudaAttention(v4.Attention):
                 shaped, self._window, places, self._sinks, spec.window, spec.eps, out, self._kind, ratio, where,
                 *picks,
             )  # fmt: skip
-        # Pieces take turns with the shares of the keys: each is done with them before the next begins.
-        scratch = workspace.once(("shares", rows, spec.heads), lambda: shares(rows, spec.heads, spec.dim))
-        chosen, counts = picks
-        given = (
-            shaped,
-            self._window,
-            places,
-            self._sinks,
-            spec.window,
-            spec.eps,
-            ratio,
-            where,
-            chosen,
-            counts,
-        )
+        given = (shaped, self._window, places, self._sinks, spec.window, spec.eps, ratio, where, picks[0])
         if forms_of([self._out_a.kind], rows) == DIGITS:
             width = spec.heads * spec.dim // spec.groups
             image = workspace.once(
                 ("heads", a, rows, width, spec.groups), lambda: Image(rows, width, DIGITS, spec.groups)
             )
-            return image, Attention(*given, digits=image, scratch=scratch)
+            return image, Attention(*given, digits=image, early=True)
         out = workspace.take("heads", spec.heads * spec.dim)[a:b]
-        return out, Attention(*given, out=out, scratch=scratch)
+        return out, Attention(*given, out=out, early=True)
 
     def _output(self, x: Input, a: int, b: int) -> list[Launch]:
         rows, workspace = b - a, self._memory.workspace
         width, y = self._out_b.columns, workspace.take("attention", self._hidden)[a:b]
+        ahead = self._memory.mix(self._next_mix)
         whole_tiles = self._out_a.count == 1 or self._out_a.rows % 16 == 0
         if whole_tiles and forms_of([self._out_b.kind], 8) == DIGITS:
-            middle = workspace.once(("middle", a, rows, width), lambda: DigitVectors(rows, width))
+            middle = workspace.once(("middle", a, rows, width), lambda: DigitImage(rows, width))
             first = Dense([self._out_a], x, [middle.values], rows, digits=middle)
-            return [first, Dense([self._out_b], middle, [y], rows)]
+            return [first, Dense([self._out_b], middle.image, [y], rows, ahead=ahead)]
         floats = self._take("attention middle", width)[a:b]
-        return [Dense([self._out_a], x, [floats], rows), Dense([self._out_b], floats, [y], rows)]
+        first = Dense([self._out_a], x, [floats], rows)
+        return [first, Dense([self._out_b], floats, [y], rows, ahead=ahead)]

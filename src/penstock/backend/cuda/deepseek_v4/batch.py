@@ -83,8 +83,13 @@ class StepMemory:
         self.tokens = self._device[16 * rows : 20 * rows].view(torch.int32)
         self.positions = self._device[20 * rows :].view(torch.int32)
         self._wanted: tuple[int, ...] = ()  # the rows that are there now
+        self.mixes: list[torch.Tensor] = []  # matrices of the hyper-connections, in the model's order
         self._places: dict[int, tuple[Vector, Places]] = {}  # by identity of the frequencies
         self._turns: dict[int, list[MakeTurns]] = {}
+
+    def mix(self, number: int) -> torch.Tensor | None:
+        """What a hyper-connection reads first: whoever comes before it brings it nearer."""
+        return self.mixes[number] if number < len(self.mixes) else None
 
     def places(self, frequencies: Vector) -> Places:
         """Of all rows there is room for, with rotations for these frequencies."""

@@ -50,6 +50,7 @@ class CudaExperts(v4.Experts):
         assert isinstance(spec.shared, CudaExpert)
         self._spec, self._shared, self._memory = spec, spec.shared, memory
         self._made: dict[int, tuple[int, list[Launch]]] = {}
+        self._next_mix = len(memory.mixes)
         if memory.long.expected:
             prepare([(spec.shared.gate_up.kind, True), (spec.shared.down.kind, False)])
 
@@ -126,7 +127,7 @@ class CudaExperts(v4.Experts):
         assert stack.gate_up is not None
         assert stack.down is not None
         routing, width = router.spec, stack.gate_up.rows
-        experts, gate = router.gate.rows, router.gate
+        experts, gate, ahead = router.gate.rows, router.gate, self._memory.mix(self._next_mix)
         along = takes_along(gate, shared.gate_up, shared.down, stack.gate_up, rows)
         logits = workspace.take("router logits", experts)[a:b]
         if along:
@@ -148,7 +149,7 @@ class CudaExperts(v4.Experts):
         given = (stack.gate_up, chosen, image, acts, rows)
         if along:
             up = Up(*given, gate, shared.gate_up, inner, spec.limit, spec.shared_limit)
-            return [up, Down(stack.down, chosen, acts, out, rows, shared.down, inner)]
+            return [up, Down(stack.down, chosen, acts, out, rows, shared.down, inner, ahead)]
         decide = Dense([gate], image, [logits], rows, late=True, stages=4)
         up = Up(*given, limit=spec.limit)
         kinds = {shared.gate_up.kind, shared.down.kind}
@@ -156,7 +157,7 @@ class CudaExperts(v4.Experts):
             beside = Dense(
                 [shared.gate_up], image, [inner.values], rows, digits=inner, limit=spec.shared_limit
             )
-            return [beside, decide, up, Down(stack.down, chosen, acts, out, rows, shared.down, inner)]
+            return [beside, decide, up, Down(stack.down, chosen, acts, out, rows, shared.down, inner, ahead)]
         alone = workspace.take("shared expert", spec.hidden)[a:b]
         return [
             *self._shared_alone(a, b, image, alone),

@@ -1,7 +1,7 @@
 """Hyper-connections: out of one sublayer, into the next.
 
-Leaving a sublayer and beginning to enter the next are one kernel, so `leave` waits for the next `enter`; and a
-sublayer's input is made when the sublayer says in which forms its products want it.
+Leaving a sublayer and entering the next are one kernel, so `leave` waits for the next `enter`; and that waits until
+the sublayer says in which forms its products want their input.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Vector
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, pieces, run
 from penstock.backend.cuda.deepseek_v4.long_steps import LongMixer, LongStreams
-from penstock.backend.cuda.hyper import Collapse, LeaveAndMix, MakeImage, mix_blocks
+from penstock.backend.cuda.hyper import LeaveAndEnter, MakeImage
 from penstock.backend.cuda.inputs import MAX_ROWS, Image
 from penstock.backend.cuda.memory import Workspace
 from penstock.backend.cuda.placed import CudaWeight, vector
@@ -46,7 +46,7 @@ class Streams:
         """With nothing left to be added."""
         if self.pending is not None:
             y, mix = self.pending
-            key = ("settle", self.now.data_ptr(), self.rows, y.data_ptr())
+            key = ("settle", self.now.data_ptr(), self.rows, y.data_ptr(), mix.data_ptr())
             launch = self._workspace.once(key, lambda: LeaveStreams(self.now, y, mix))
             launch.launch()
             self.pending = None
@@ -108,9 +108,10 @@ class Mixer:
         self._base, self._norm = vector(base), vector(norm)
         self._workspace, self._fn, self._long_memory = memory.workspace, fn, memory.long
         whole = scale.size == 1 or not head
-        self._fast = n == 4 and hidden <= 8192 and hidden % 4 == 0 and whole and fn.kind is not types.BF16
+        self._fast = n == 4 and LeaveAndEnter.takes(hidden) and whole and fn.kind is not types.BF16
         self._scale = vector(scale if self._fast or not head else np.broadcast_to(scale, (n,)))
         self._made: dict[tuple[object, ...], list[Launch]] = {}
+        memory.mixes.append(fn.data)
         self._long = LongMixer(self._base, self._scale, self._norm, eps, rms_eps, iterations)
 
     def enter_long(self, streams: LongStreams) -> tuple[HalfRows, torch.Tensor]:
@@ -120,10 +121,9 @@ class Mixer:
 
     def enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
         rows = streams.rows
-        mix = self._workspace.take("mix", max(24, (2 + self._n) * self._n))[:rows]
         if self._fast:
-            run(self._leave_and_mix(streams))
-            return SublayerInput(rows, lambda forms, size: self._collapsed(streams, mix, forms, size)), mix
+            return self._leave_and_enter(streams)
+        mix = self._workspace.take("mix", max(24, (2 + self._n) * self._n))[:rows]
         streams.settle()
         x = self._workspace.take("collapsed", -(-self._hidden // 4) * 4)[:rows, : self._hidden]
         key = ("mix", rows, streams.at)
@@ -137,53 +137,36 @@ class Mixer:
         run(self._made[key])
         return SublayerInput(rows, lambda forms, size: self._images(x, forms, size)), mix
 
-    def _leave_and_mix(self, streams: Streams) -> list[Launch]:
-        """Of the sublayer before, and the first half of this one's mix, in the same kernel."""
+    def _leave_and_enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
+        """A mix has two places as the streams have, so that the launch can be repeated in other forms."""
         y, before = streams.pending or (None, None)
-        now, after = streams.now, streams.buffers[1 - streams.at]
+        now, rows = streams.now, streams.rows
         streams.at, streams.pending = 1 - streams.at, None
-        key = ("leave", streams.rows, now.data_ptr(), 0 if y is None else y.data_ptr())
-        if key not in self._made:
-            dtype = torch.float32 if self._fn.kind is types.F32 else torch.float16
-            fn = self._fn.data.view(dtype).view(self._fn.rows, -1)
-            self._made[key] = [
-                LeaveAndMix(
-                    after[a:b], fn, self._partial(a, b, streams.rows), now[a:b],
-                    None if y is None else y[a:b], None if before is None else before[a:b, :24],
-                )
-                for a, b in pieces(streams.rows)
-            ]  # fmt: skip
-        return self._made[key]
+        after, mix = streams.now, self._workspace.take(f"mix {streams.at}", 24)[:rows]
+        dtype = torch.float32 if self._fn.kind is types.F32 else torch.float16
+        fn = self._fn.data.view(dtype).view(self._fn.rows, -1)
 
-    def _partial(self, first: int, last: int, rows: int) -> torch.Tensor:
-        shape = (mix_blocks(self._hidden), last - first, 32)
-        return self._workspace.once(
-            ("partial mix", first, last, rows, shape), lambda: torch.zeros(*shape, device="cuda")
-        )
+        def make(a: int, b: int, image: Image) -> Launch:
+            return LeaveAndEnter(
+                after[a:b], fn, self._base, self._scale, mix[a:b], self._norm, image, self._rms_eps, self._eps,
+                self._iterations, now[a:b], None if y is None else y[a:b],
+                None if before is None else before[a:b],
+            )  # fmt: skip
+
+        def entered(forms: int, size: int) -> Images:
+            images: Images = [(a, b, self._image(a, b, forms)) for a, b in pieces(rows, size)]
+            key = ("enter", rows, now.data_ptr(), 0 if y is None else y.data_ptr(), forms, size)
+            if key not in self._made:
+                self._made[key] = [make(*each) for each in images]
+            run(self._made[key])
+            return images
+
+        return SublayerInput(rows, entered), mix
 
     def _image(self, first: int, last: int, forms: int) -> Image:
         rows = last - first
         key = ("sublayer image", first, rows, self._hidden, forms)
         return self._workspace.once(key, lambda: Image(rows, self._hidden, forms))
-
-    def _collapsed(self, streams: Streams, mix: torch.Tensor, forms: int, size: int) -> Images:
-        """The second half.  `leave_and_mix` takes eight rows together, so partial sums lie by eights."""
-        rows, made = streams.rows, self._made
-        key = ("collapse", rows, streams.at, forms, size)
-        images: Images = [(a, b, self._image(a, b, forms)) for a, b in pieces(rows, size)]
-        if key not in made:
-            made[key] = []
-            for a, b, image in images:
-                first = a // MAX_ROWS * MAX_ROWS
-                partial = self._partial(first, min(first + MAX_ROWS, rows), rows)
-                made[key].append(
-                    Collapse(
-                        streams.now[a:b], partial[:, a - first : b - first], self._base, self._scale,
-                        mix[a:b], self._norm, image, self._rms_eps, self._eps, self._iterations,
-                    )
-                )  # fmt: skip
-        run(made[key])
-        return images
 
     def _images(self, x: torch.Tensor, forms: int, size: int) -> Images:
         rows, made = len(x), self._made

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.backend.cuda.attention import SPLITS
 from penstock.backend.cuda.placed import experts_are_fast
 from penstock.backend.cuda.prefill_attention import DIM, INDEX_DIM, INDEX_HEADS
 from penstock.backend.cuda.prefill_hyper import MAX_HIDDEN, STREAMS
@@ -70,5 +69,4 @@ def _short_bytes(checkpoint: Checkpoint, rows: int) -> int:
     floats += 4 * widest + 2 * c.index_heads * c.index_dim + c.index_topk + scored
     width = max(layer.expert_width for layer in c.layers)
     floats += 4 * c.experts + 6 * (c.experts_used + 1) * width
-    shares = 8 * SPLITS * c.heads * (c.head_dim + 2)
-    return 4 * (rows * floats + 2 * shares + 32 * c.vocab_size) + (64 << 20)
+    return 4 * (rows * floats + 32 * c.vocab_size) + (64 << 20)

@@ -109,6 +109,13 @@ PS_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "me
 // The next kernel may start as soon as all blocks have said so.
 PS_DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// One thread, behind a barrier of those whose writes shall be seen: one more.  Lighter than a fence, which orders everything.
+PS_DEVICE u32 count_up(u32* counter) {  // what it was before; what others wrote before they counted can be read
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+PS_DEVICE void count_up_only(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 // One thread: until others have counted up to `value`.
 PS_DEVICE void wait_until(const u32* counter, u32 value) {
     u32 seen;
@@ -119,6 +126,14 @@ PS_DEVICE void wait_until(const u32* counter, u32 value) {
 // ── shared memory, bulk copies ───────────────────────────────────────────────────────────────────────────────────────
 
 PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+// Brings what lies at `p` nearer: into the second-level cache, where it is always the newest.
+PS_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// All blocks: the same for many bytes.
+PS_DEVICE void fetch_ahead(const char* from, int bytes) {
+    if (const int at = (threadIdx.x * gridDim.x + blockIdx.x) * 128; at < bytes) prefetch(from + at);
+}
 
 PS_DEVICE uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 PS_DEVICE uint2 load8(const void* p) { return *static_cast<const uint2*>(p); }
@@ -149,6 +164,9 @@ PS_DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* bar) {
                  : "memory");
 }
 PS_DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// What this thread has written to shared memory comes before bulk copies that are asked for behind a barrier.
+PS_DEVICE void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A warp's own ring of stages.  Nobody else touches it, so one barrier a stage (full) is enough: the warp refills a
 // stage after it has read it.

@@ -8,16 +8,19 @@
 // for the one before it.  Partial sums wait in shared memory until the block has a few tiles of them: one barrier for all.
 #include "epilogue.cuh"
 
-constexpr int WARPS = 8;
+constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
 constexpr int SEGMENTS = 8;
 
 // Matrices that see the same inputs; their outputs may be anywhere.
 struct Segment {
     const char* weights;  // [groups][tiles][pieces (twice with `paired`)]
     float* out;           // out[row · stride + group · rows + tile row]
-    int format, tiles, pieces, rows, stride;
+    int format, tiles, pieces, piece_bytes, rows, stride;
     int paired;  // gate and up, tile by tile: the output is swiglu(gate, up)
-    int slices;  // 1, 2, 4 or 8
+    int log_slices;  // 0 – 3: a tile is the work of 1 – 8 warps
+
+    PS_DEVICE int slice_of(int warp) const { return warp & ((1 << log_slices) - 1); }
+    PS_DEVICE int first_of(int slice) const { return pieces * slice >> log_slices; }
 };
 
 struct Dense {
@@ -26,6 +29,8 @@ struct Dense {
     DigitOutput digits;  // of the first segment's output; digits null: none
     int count, groups, rows, columns, forms;
     int stages, stage_bytes, depth;  // depth: tiles of a warp whose partial sums are kept
+    const char* ahead;  // what the kernel behind this one will read first, so that it is nearer then; or null
+    int ahead_bytes;
     int late;  // the next kernel may start only when the one before this has ended: it reads what that one wrote
     float limit;
 };
@@ -36,11 +41,12 @@ struct Place {
     bool valid;
 
     PS_DEVICE void settle(const Dense& p, int warp) {
+#pragma unroll 1
         for (; segment < p.count; segment++) {
             const Segment& s = p.segments[segment];
-            const int together = WARPS / s.slices, rounds = (s.tiles + together - 1) / together;
+            const int log = LOG_WARPS - s.log_slices, rounds = (s.tiles + (1 << log) - 1) >> log;
             if (round < rounds) {
-                tile = round * together + warp / s.slices;
+                tile = (round << log) + (warp >> s.log_slices);
                 valid = tile < s.tiles;
                 return;
             }
@@ -57,6 +63,7 @@ struct Filler {
     bool second;      // of a pair
 
     PS_DEVICE void start(const Dense& p, int group, int warp, int blocks) {
+#pragma unroll 1
         while (place.segment < p.count && !place.valid) {
             place.round += blocks;
             place.settle(p, warp);
@@ -66,9 +73,9 @@ struct Filler {
             return;
         }
         const Segment& s = p.segments[place.segment];
-        const int slice = warp % s.slices, first = s.pieces * slice / s.slices;
-        left = s.pieces * (slice + 1) / s.slices - first;
-        bytes = piece_bytes(s.format);
+        const int first = s.first_of(s.slice_of(warp));
+        left = s.first_of(s.slice_of(warp) + 1) - first;
+        bytes = s.piece_bytes;
         second = false;
         const size_t tile = static_cast<size_t>(group) * s.tiles + place.tile;
         at = s.weights + (tile * (s.pieces << s.paired) + first) * bytes;
@@ -82,8 +89,8 @@ struct Filler {
         if (--left) return;
         const Segment& s = p.segments[place.segment];
         if (s.paired && !second) {
-            const int slice = warp % s.slices;
-            left = s.pieces * (slice + 1) / s.slices - s.pieces * slice / s.slices;
+            const int slice = s.slice_of(warp);
+            left = s.first_of(slice + 1) - s.first_of(slice);
             at += static_cast<size_t>(s.pieces - left) * bytes;
             second = true;
         } else {
@@ -101,21 +108,21 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
     const int t = lane % 4;
     const float* scales = reinterpret_cast<const float*>(x + plan.scales_at());
     if constexpr (FORMAT == F16 || FORMAT == FP8) {
-        float c[SETS][4] = {};
+#pragma unroll 1
         for (int i = first; i < end; i++) {
-            if constexpr (FORMAT == F16) piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), c);
-            else cell_fp8<SETS>(ring.wait(), lane, x, plan, i * CELL, c);
+            if constexpr (FORMAT == F16) piece_f16<SETS>(ring.wait(), lane, x, plan, i * piece_columns(F16), v);
+            else cell_fp8<SETS>(ring.wait(), lane, x, plan, i * CELL, v);
             ring.release();
             refill();
         }
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
             const float scale = 4 * s + t < plan.rows ? scales[plan.columns / CELL * 8 + 4 * s + t] : 0.0f;
-            v[s][0] = (c[s][0] + c[s][1]) * scale;
-            v[s][1] = (c[s][2] + c[s][3]) * scale;
+            v[s][0] *= scale, v[s][1] *= scale;
         }
     } else if constexpr (FORMAT == BF16 || FORMAT == F32) {
         float c[4 * SETS][2] = {};
+#pragma unroll 1
         for (int i = first; i < end; i++) {
             piece_floats<FORMAT, 4 * SETS>(ring.wait(), lane, x, plan, i * piece_columns(FORMAT), c);
             ring.release();
@@ -132,6 +139,7 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
             }
     } else {
         Sums<SETS> sums;
+#pragma unroll 1
         for (int i = first; i < end; i++) {
             const PlaneInputs<SETS> source(x, plan, i, lane);
             float scale[SETS];
@@ -173,24 +181,37 @@ PS_DEVICE void dense(const Dense& p) {
     Place use = filler.place;
     filler.start(p, group, warp, blocks);
     auto refill = [&] { filler.fill(ring, p, group, warp, lane, blocks); };
+#pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
     if (!p.late) let_next_start();
-    wait_for_previous();
-    if (p.late) let_next_start();
-    Inputs inputs = p.inputs;
-    if (inputs.x) inputs.x += group * inputs.width;
-    prepare<WARPS, SOURCE>(inputs, plan, x, scratch, image_bar, group);
+    fetch_ahead(p.ahead, p.ahead_bytes);
+    if constexpr (SOURCE == ROWS) {
+        Inputs inputs = p.inputs;
+        inputs.x += group * inputs.width;
+        prepare<WARPS>(inputs, plan, x, scratch, [&] {
+            wait_for_previous();
+            if (p.late) let_next_start();
+        });
+    } else {
+        wait_for_previous();
+        if (p.late) let_next_start();
+        if (threadIdx.x == 0) fetch_image(p.inputs, plan, x, group, image_bar);
+        barrier_wait(image_bar, 0);
+    }
 
+#pragma unroll 1
     while (use.segment < p.count) {
         // As many rounds of this segment as partial sums can be kept for.
         const Segment& s = p.segments[use.segment];
-        const int segment = use.segment, first_round = use.round, slice = warp % s.slices, together = WARPS / s.slices;
-        const int first = s.pieces * slice / s.slices, end = s.pieces * (slice + 1) / s.slices;
+        const int segment = use.segment, first_round = use.round, slice = s.slice_of(warp), log = LOG_WARPS - s.log_slices;
+        const int first = s.first_of(slice), end = s.first_of(slice + 1);
         const bool counted = p.digits.digits && segment == 0;
-        const bool direct = s.slices == 1 && !s.paired && !counted;
+        const bool direct = s.log_slices == 0 && !s.paired && !counted;
         int kept = 0;
+#pragma unroll 1
         for (; use.segment == segment && kept < p.depth; kept++) {
             if (use.valid) {
+#pragma unroll 1
                 for (int half = 0; half <= s.paired; half++) {
                     float v[SETS][2] = {};
                     auto try_format = [&](auto format) {
@@ -225,13 +246,16 @@ PS_DEVICE void dense(const Dense& p) {
         }
         if (direct) continue;
         __syncthreads();
-        for (int i = warp; i < kept * together; i += WARPS) {  // a tile for every warp
-            const int round = first_round + i / together * blocks, tile = round * together + i % together;
+#pragma unroll 1
+        for (int i = warp; i < kept << log; i += WARPS) {  // a tile for every warp
+            const int number = i >> log, among = i - (number << log), tile = ((first_round + number * blocks) << log) + among;
             if (tile >= s.tiles) continue;
-            const float* parts = red + (i / together * WARPS + i % together * s.slices) * part;
+            const float* parts = red + (number * WARPS + (among << s.log_slices)) * part;
+#pragma unroll 1
             for (int k = lane; k < p.rows * 16; k += WARP) {
                 float a = 0, b = 0;
-                for (int j = 0; j < s.slices; j++) {
+#pragma unroll 2
+                for (int j = 0; j < 1 << s.log_slices; j++) {
                     a += parts[j * part + k];
                     if (s.paired) b += parts[j * part + p.rows * 16 + k];
                 }
@@ -242,6 +266,7 @@ PS_DEVICE void dense(const Dense& p) {
             if (counted) {
                 const int cell = (group * s.tiles + tile) / 16;
                 if (is_last(p.digits.counters + cell, tiles_of_cell(s.tiles * p.groups, cell), lane))
+#pragma unroll 1
                     for (int row = 0; row < p.rows; row++) write_digits(p.digits, row, cell, lane);
             }
         }

@@ -13,23 +13,24 @@ PS_DEVICE float swiglu(float gate, float up, float limit) {
 // Vectors written 16 numbers at a time by blocks in any order, to be read as digits by the next kernel: whoever writes the last
 // tile of 256 columns turns them into digits.  Counters start at zero and end at zero.
 struct DigitOutput {
-    float* values;   // [vectors, cells · 256], zeros behind the width
-    u8* digits;      // [vectors, cells, 2, 256]
-    float* scales;   // [vectors, cells]
-    u32* counters;   // [counted, cells]
+    float* values;  // [vectors, cells · 256], zeros behind the width
+    u8* digits;     // planes of 256 digits: of a vector, of a cell, high and low; or null: none
+    float* scales;  // of a vector, of a cell
+    u32* counters;  // [counted, cells]
     int cells;
+    int vector_bytes, cell_bytes, plane_bytes;  // how far digits lie apart
+    int vector_scales, cell_scales;             // and scales
 };
 
 // One whole warp.  True for the warp that brought the last of `tiles` tiles of the cell.
 PS_DEVICE bool is_last(u32* counter, int tiles, int lane) {
-    __threadfence();
     __syncwarp();
     u32 before = 0;
-    if (lane == 0) before = atomicAdd(counter, 1);
+    if (lane == 0) before = count_up(counter);
     before = __shfl_sync(ALL, before, 0);
     if (before + 1 != static_cast<u32>(tiles)) return false;
     if (lane == 0) *counter = 0;
-    __threadfence();
+    __syncwarp();
     return true;
 }
 
@@ -39,11 +40,11 @@ PS_DEVICE void write_digits(const DigitOutput& out, int vector, int cell, int la
     const float4* from = reinterpret_cast<const float4*>(out.values + at * CELL + lane * 8);
     const float4 a = __ldcg(from), b = __ldcg(from + 1);  // written by other SMs: not from this one's L1
     const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    const Digits d = to_digits(v);
-    u8* to = out.digits + at * 2 * CELL + lane * 8;
+    const Digits d = to_digits(v, largest_of(v));
+    u8* to = out.digits + static_cast<size_t>(vector) * out.vector_bytes + cell * out.cell_bytes + lane * 8;
     *reinterpret_cast<uint2*>(to) = d.high;
-    *reinterpret_cast<uint2*>(to + CELL) = d.low;
-    if (lane == 0) out.scales[at] = d.scale;
+    *reinterpret_cast<uint2*>(to + out.plane_bytes) = d.low;
+    if (lane == 0) out.scales[vector * out.vector_scales + cell * out.cell_scales] = d.scale;
 }
 
 // Tiles of a cell: 16, or fewer in the last.

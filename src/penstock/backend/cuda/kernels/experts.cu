@@ -10,9 +10,10 @@ constexpr int CHOICE = (sizeof(Choice) + 127) / 128 * 128, JOBS = (sizeof(Jobs) 
 
 PS_DEVICE int whole(int floats) { return (floats + 31) / 32 * 32; }  // as many as 128 bytes take
 
-// Slices of a tile, the work of neighbouring warps: a rule of the matrix alone, because the order of sums follows from it.
-PS_DEVICE int slices_for(int cells, int most) {
-    while (most > cells) most /= 2;
+// Slices of a tile, the work of neighbouring warps, as a power of two: a rule of the matrix alone, because the order of sums follows from
+// it.
+PS_DEVICE int log_slices_for(int cells, int most) {
+    while (1 << most > cells) most--;
     return most;
 }
 
@@ -37,7 +38,7 @@ struct RouterPart {
     const char* weights;  // [tiles][pieces], F16; or null: the kernel before has made the logits
     float* out;           // [slices, rows, experts]
     u32* counter;         // units that are done; `down` sets it back to zero
-    int tiles, pieces, slices;
+    int tiles, log_slices, pieces;  // pieces: of a slice
 };
 
 struct Up {
@@ -52,7 +53,7 @@ struct Up {
     DigitOutput digits;         // vectors: row · count + slot; counters [jobs][cells]
     DigitOutput shared_digits;  // vectors: row; counters [1][cells]
     int tiles, cells, rows, columns, forms, width;
-    int shared_slices, stages, stage_bytes, pack;  // pack: cells of gate, and of up, to a stage
+    int log_shared_slices, stages, stage_bytes, pack;  // pack: cells of gate, and of up, to a stage
     int depth;                                     // tiles of a warp whose partial sums are kept
     int early_bytes;                               // of partial sums and grid, or of what the router takes
     float limit, shared_limit;
@@ -72,26 +73,32 @@ struct PlaneOf {
     PS_DEVICE uint2 negative(int, int i) const { return load8(plane + negated + i * 32); }
 };
 
-constexpr int UP_WARPS = 16;
+constexpr int LOG_UP_WARPS = 4, UP_WARPS = 1 << LOG_UP_WARPS;
 
-// One warp: partial sums of a tile [slices][gate, up][rows][16] → activations, and digits where it was the last tile of a cell.
-template <class VectorOf>
-PS_DEVICE void finish_up(const float* parts, int part, int slices, int rows, int tile, int tiles, int width, float limit,
-                         const DigitOutput& out, u32* counters, int lane, const VectorOf& vector_of) {
+// One warp: partial sums of a tile [slices][gate, up][rows][16] → activations, and digits where it was the last tile of a cell.  vectors:
+// [rows], or null: the rows themselves.  Out of line: instructions that run once should be there once.
+struct Finish {
+    const float* parts;
+    const int* vectors;
+    u32* counters;
+    int part, slices, rows, tile, tiles, width;
+    float limit;
+};
+__device__ __noinline__ void finish_up(const Finish& f, const DigitOutput& out) {
+    const int lane = threadIdx.x % WARP;
 #pragma unroll 1
-    for (int k = lane; k < rows * 16; k += WARP) {
-        const int vector = vector_of(k / 16), at = tile * 16 + k % 16;
-        if (vector < 0 || at >= width) continue;
+    for (int k = lane; k < f.rows * 16; k += WARP) {
+        const int vector = f.vectors ? f.vectors[k / 16] : k / 16, at = f.tile * 16 + k % 16;
+        if (at >= f.width) continue;
         float gate = 0, up = 0;
-#pragma unroll 2
-        for (int j = 0; j < slices; j++) gate += parts[j * part + k], up += parts[j * part + part / 2 + k];
-        out.values[static_cast<size_t>(vector) * out.cells * CELL + at] = swiglu(gate, up, limit);
+#pragma unroll 4
+        for (int j = 0; j < f.slices; j++) gate += f.parts[j * f.part + k], up += f.parts[j * f.part + f.part / 2 + k];
+        out.values[static_cast<size_t>(vector) * out.cells * CELL + at] = swiglu(gate, up, f.limit);
     }
-    const int cell = tile / 16;
-    if (!is_last(counters + cell, tiles_of_cell(tiles, cell), lane)) return;
+    const int cell = f.tile / 16;
+    if (!is_last(f.counters + cell, tiles_of_cell(f.tiles, cell), lane)) return;
 #pragma unroll 1
-    for (int k = 0; k < rows; k++)
-        if (vector_of(k) >= 0) write_digits(out, vector_of(k), cell, lane);
+    for (int k = 0; k < f.rows; k++) write_digits(out, f.vectors ? f.vectors[k] : k, cell, lane);
 }
 
 template <int FORMAT, bool NEGATIVE>
@@ -104,7 +111,7 @@ PS_DEVICE void up(const Up& p) {
     Choice& choice = *reinterpret_cast<Choice*>(shared + 1024);
     float* shared_red = reinterpret_cast<float*>(shared + 1024 + CHOICE);  // [tiles][slices][gate, up][rows][16]
     float* red = shared_red + (p.shared_weights ? WARPS / 2 * part : 0);       // [depth][warps][gate, up][rows][16]; `choose` has it first
-    char* grid = reinterpret_cast<char*>(red + whole(max(p.depth * WARPS * part, 2 * p.rows * p.routing.experts)));
+    char* grid = reinterpret_cast<char*>(red + whole(max(p.depth * WARPS * part, 2 * p.rows * padded_experts(p.routing))));
     char* rings = reinterpret_cast<char*>(red) + p.early_bytes;  // what lies before it has the router's pieces and inputs first
     char* x = rings + WARPS * p.stages * p.stage_bytes;
     const InputPlan plan = {p.columns, p.rows, p.forms};
@@ -113,8 +120,7 @@ PS_DEVICE void up(const Up& p) {
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
     u64 *image_bar = bars + 127, *pieces_bar = bars + 126, *halves_bar = bars + 125;
     const InputPlan router_plan = {p.columns, p.rows, HALVES};
-    const int router_n = p.router.weights ? p.router.pieces / p.router.slices : 0, router_bytes = router_n * piece_bytes(F16);
-    const int units = p.router.tiles * p.router.slices;
+    const int router_n = p.router.pieces, router_bytes = router_n * piece_bytes(F16), units = p.router.tiles << p.router.log_slices;
     char *router_pieces = reinterpret_cast<char*>(red), *router_x = router_pieces + router_bytes;
     auto fetch_pieces = [&](int unit) {
         barrier_expect(pieces_bar, router_bytes);
@@ -125,18 +131,24 @@ PS_DEVICE void up(const Up& p) {
         if (p.router.weights && blockIdx.x < units) fetch_pieces(blockIdx.x);
     }
 
+    // The routed experts' share of this warp: a slice of every `together`-th tile
+    const int log_slices = log_slices_for(p.cells, LOG_UP_WARPS - 1), slices = 1 << log_slices, log_together = LOG_UP_WARPS - log_slices;
+    const int slice = warp & (slices - 1), group = warp >> log_slices;  // group: of the warps that share a tile
+    const int first = p.cells * slice >> log_slices, end = p.cells * (slice + 1) >> log_slices;
+    const int per_job = (p.tiles + (1 << log_together) - 1) >> log_together;
+
     // The shared expert needs no choice: it comes first, and its weights are on their way before anything else.  Slices are those of
     // the product on its own (dense.py); half of the warps have gate, half up.
-    const int shared_slices = p.shared_slices, shared_together = WARPS / (2 * shared_slices);
-    const int in_tile = warp % (2 * shared_slices), half = in_tile / shared_slices, shared_slice = in_tile % shared_slices;
-    const int shared_first = p.cells * shared_slice / shared_slices;
-    const int shared_n = p.cells * (shared_slice + 1) / shared_slices - shared_first;
-    const int shared_rounds = p.shared_weights ? (p.tiles + shared_together - 1) / shared_together : 0;
+    const int log_shared = p.log_shared_slices, shared_slices = 1 << log_shared, shared_together = WARPS / 2 >> log_shared;
+    const int half = warp >> log_shared & 1, shared_slice = warp & (shared_slices - 1), shared_group = warp >> (log_shared + 1);
+    const int shared_first = p.cells * shared_slice >> log_shared;
+    const int shared_n = (p.cells * (shared_slice + 1) >> log_shared) - shared_first;
+    const int shared_rounds = p.shared_weights ? (p.tiles + shared_together - 1) >> (LOG_UP_WARPS - 1 - log_shared) : 0;
     int fill_round = blockIdx.x, fill_piece = 0;
     auto fill_shared = [&] {
 #pragma unroll 1
         while (fill_round < shared_rounds && !ring.full()) {
-            const int tile = fill_round * shared_together + warp / (2 * shared_slices);
+            const int tile = fill_round * shared_together + shared_group;
             if (tile < p.tiles && lane == 0) {
                 const size_t cell = (static_cast<size_t>(tile) * 2 + half) * p.cells + shared_first + fill_piece;
                 bulk_copy(ring.to_fill(), p.shared_weights + cell * SHARED_BYTES, SHARED_BYTES, ring.announce(SHARED_BYTES));
@@ -146,6 +158,7 @@ PS_DEVICE void up(const Up& p) {
         }
     };
     fill_shared();
+    if (p.routing.bias && threadIdx.x * WARP < p.routing.experts) prefetch(p.routing.bias + threadIdx.x * WARP);
     if (p.router.weights) wait_for_previous();
     if (threadIdx.x == 0) {
         if (p.router.weights) {
@@ -159,38 +172,47 @@ PS_DEVICE void up(const Up& p) {
     __syncthreads();
     barrier_wait(image_bar, 0);
 
-    // One warp has the router's unit, before its part of the shared expert; others see the logits when all units are done.
-    if (p.router.weights && warp == WARPS - 1) {
+    // Four warps have the router's unit, a piece each at a time, before their part of the shared expert; others see the logits when all units
+    // are done.  Pieces are added up in the order in which dense.cu does it.
+    if (p.router.weights && warp >= WARPS - 4) {
+        const int mine = warp - (WARPS - 4);
+        float* sums = reinterpret_cast<float*>(shared + 1024);  // [pieces][16][rows]: the choice has this place later
         barrier_wait(halves_bar, 0);
         u32 parity = 0;
 #pragma unroll 1
         for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
-            const int tile = unit / p.router.slices, slice = unit - tile * p.router.slices;
-            float c[1][4] = {};
+            const int tile = unit >> p.router.log_slices, slice = unit - (tile << p.router.log_slices);
             barrier_wait(pieces_bar, parity);
 #pragma unroll 1
-            for (int i = 0; i < router_n; i++)
-                piece_f16<1>(router_pieces + i * piece_bytes(F16), lane, router_x, router_plan, (slice * router_n + i) * piece_columns(F16), c);
-            __syncwarp();
-            if (unit + gridDim.x < units && lane == 0) fetch_pieces(unit + gridDim.x);
-            float* out = p.router.out + (slice * p.rows + t) * p.routing.experts + tile * 16 + g;
-            if (t < p.rows) {
-                const float scale = scales[p.cells * 8 + t];
-                if (tile * 16 + g < p.routing.experts) out[0] = (c[0][0] + c[0][1]) * scale;
-                if (tile * 16 + g + 8 < p.routing.experts) out[8] = (c[0][2] + c[0][3]) * scale;
+            for (int i = mine; i < router_n; i += 4) {
+                float v[1][2] = {};
+                piece_f16<1>(router_pieces + i * piece_bytes(F16), lane, router_x, router_plan, (slice * router_n + i) * piece_columns(F16), v);
+                if (t < p.rows) sums[(i * 16 + g) * p.rows + t] = v[0][0], sums[(i * 16 + g + 8) * p.rows + t] = v[0][1];
             }
-            __threadfence();
-            __syncwarp();
-            if (lane == 0) atomicAdd(p.router.counter, 1);
+            named_barrier(8, 4 * WARP);
+            if (mine == 0) {
+                if (unit + gridDim.x < units && lane == 0) fetch_pieces(unit + gridDim.x);
+                for (int i = lane; i < 16 * p.rows; i += WARP) {
+                    const int expert = tile * 16 + i / p.rows, row = i % p.rows;
+                    float v = 0;
+                    for (int k = 0; k < router_n; k++) v += sums[k * 16 * p.rows + i];
+                    if (expert < p.routing.experts) p.router.out[(slice * p.rows + row) * p.routing.experts + expert] = v * scales[p.cells * 8 + row];
+                }
+                __syncwarp();
+                if (lane == 0) count_up_only(p.router.counter);
+            }
+            if (unit + gridDim.x < units) named_barrier(8, 4 * WARP);  // the sums have been read
         }
     }
 
     auto finish_shared = [&](int round) {
-        const int tile = round * shared_together + warp;
-        if (warp < shared_together && tile < p.tiles)
-            finish_up(shared_red + warp * shared_slices * part, part, shared_slices, p.rows, tile, p.tiles, p.width, p.shared_limit,
-                      p.shared_digits, p.shared_digits.counters, lane, [](int row) { return row; });
+        const int number = WARPS - 1 - warp, tile = round * shared_together + number;  // warps that have least to do at the end
+        if (number < shared_together && tile < p.tiles)
+            finish_up({shared_red + number * shared_slices * part, nullptr, p.shared_digits.counters, part, shared_slices, p.rows, tile,
+                       p.tiles, p.width, p.shared_limit},
+                      p.shared_digits);
     };
+    const uint2 grid_entry = FORMAT == IQ2_XXS ? p.grid[GRID_SHARE * warp + lane % GRID_SHARE] : uint2{0, 0};  // on its way, for later
     int unfinished = -1;
 #pragma unroll 1
     for (int round = blockIdx.x; round < shared_rounds; round += gridDim.x) {
@@ -200,7 +222,7 @@ PS_DEVICE void up(const Up& p) {
             __syncthreads();
         }
         unfinished = round;
-        if (round * shared_together + warp / (2 * shared_slices) >= p.tiles) continue;
+        if (round * shared_together + shared_group >= p.tiles) continue;
         Sums<1> sums;
 #pragma unroll 1
         for (int c = shared_first; c < shared_first + shared_n; c++) {
@@ -210,7 +232,7 @@ PS_DEVICE void up(const Up& p) {
             ring.release();
             fill_shared();
         }
-        float* mine = shared_red + (warp / (2 * shared_slices) * shared_slices + shared_slice) * part + half * part / 2;
+        float* mine = shared_red + (shared_group * shared_slices + shared_slice) * part + half * part / 2;
         if (t < p.rows) mine[t * 16 + g] = sums.v[0][0], mine[t * 16 + g + 8] = sums.v[0][1];
     }
 
@@ -219,18 +241,17 @@ PS_DEVICE void up(const Up& p) {
     __syncthreads();
     choose(p.routing, p.rows, choice, red);
     const Jobs& jobs = choice.jobs;
-    if (blockIdx.x == 0) write_jobs(jobs, p.jobs);
+    const bool tells = blockIdx.x == gridDim.x - 1;  // the others: the last block has least to do
+    if (tells) write_jobs(jobs, p.jobs);
     let_next_start();  // only now: the next kernel reads the jobs before it waits for this one
-    const int slices = slices_for(p.cells, WARPS / 2), together = WARPS / slices, slice = warp % slices;
-    const int first = p.cells * slice / slices, end = p.cells * (slice + 1) / slices;
-    const int per_job = (p.tiles + together - 1) / together, rounds = jobs.count * per_job;
+    const int rounds = jobs.count * per_job;
     int left = 0;  // what is to be streamed next: cells of a tile's slice
     const char* from = nullptr;
     fill_round = blockIdx.x;
     auto start = [&] {
 #pragma unroll 1
         for (; fill_round < rounds; fill_round += gridDim.x) {
-            const int u = fill_round / per_job, tile = (fill_round - u * per_job) * together + warp / slices;
+            const int u = fill_round / per_job, tile = ((fill_round - u * per_job) << log_together) + group;
             if (tile >= p.tiles) continue;
             from = p.weights + ((static_cast<size_t>(jobs.job[u].expert) * p.tiles + tile) * 2 * p.cells + first) * BYTES;
             left = end - first;
@@ -253,14 +274,12 @@ PS_DEVICE void up(const Up& p) {
     start();
 #pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
-    if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
-    if (unfinished >= 0) finish_shared(unfinished);
-    if (blockIdx.x == 0)
+    if (FORMAT == IQ2_XXS) fill_grid(grid, warp, lane, grid_entry);
+    if (tells)
         for (int i = threadIdx.x; i < static_cast<int>(sizeof(Chosen) / 4); i += blockDim.x)
             reinterpret_cast<u32*>(p.chosen)[i] = reinterpret_cast<const u32*>(&choice.chosen)[i];
 
     __syncthreads();  // the grid is there
-    const int group = warp / slices;  // of the warps that share a tile
     auto meet = [&] {
         if (slices > 1) named_barrier(1 + group, slices * WARP);
         else __syncwarp();
@@ -272,7 +291,7 @@ PS_DEVICE void up(const Up& p) {
 #pragma unroll 1
         for (; round < rounds && kept < p.depth; round += gridDim.x, kept++) {
             const int u = round / per_job, n = jobs.job[u].rows;
-            if ((round - u * per_job) * together + warp / slices >= p.tiles) continue;
+            if (((round - u * per_job) << log_together) + group >= p.tiles) continue;
             const int column_row = jobs.job[u].row[g / 2 < n ? g / 2 : 0], mine_row = t < n ? jobs.job[u].row[t] : -1;
             Sums<1> gate, up;
 #pragma unroll 1
@@ -303,14 +322,15 @@ PS_DEVICE void up(const Up& p) {
         meet();
 #pragma unroll 1
         for (int i = slice; i < kept; i += slices) {  // a tile for every warp
-            const int r = first_round + i * gridDim.x, u = r / per_job, tile = (r - u * per_job) * together + group;
+            const int r = first_round + i * gridDim.x, u = r / per_job, tile = ((r - u * per_job) << log_together) + group;
             if (tile >= p.tiles) continue;
-            finish_up(red + (i * WARPS + group * slices) * part, part, slices, jobs.job[u].rows, tile, p.tiles, p.width, p.limit, p.digits,
-                      p.digits.counters + u * p.digits.cells, lane,
-                      [&](int k) { return jobs.job[u].row[k] * p.routing.count + jobs.job[u].slot[k]; });
+            finish_up({red + (i * WARPS + group * slices) * part, jobs.vector + jobs.job[u].first, p.digits.counters + u * p.digits.cells, part,
+                       slices, jobs.job[u].rows, tile, p.tiles, p.width, p.limit},
+                      p.digits);
         }
         if (round < rounds) meet();
     }
+    if (unfinished >= 0) finish_shared(unfinished);
 }
 
 // ── down ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -328,9 +348,11 @@ struct Down {
     float* out;                  // [rows, width]
     int tiles, cells, rows, width, count;  // count: experts of a row
     int stages, stage_bytes, log_vectors;  // 1 << log_vectors: vectors of a warp on their way
+    const char* ahead;                     // what the kernel behind this one will read first, so that it is nearer then; or null
+    int ahead_bytes;
 };
 
-constexpr int DOWN_WARPS = 8;
+constexpr int LOG_DOWN_WARPS = 3, DOWN_WARPS = 1 << LOG_DOWN_WARPS;
 
 // A warp's own ring of vectors: 256 columns of a row, both digits.
 struct Vectors {
@@ -347,13 +369,12 @@ struct Vectors {
         }
         __syncwarp();
     }
-    PS_DEVICE bool full() const { return filled - used == size; }
+    PS_DEVICE int room() const { return size - (filled - used); }
     PS_DEVICE int at(int number) const { return number & (size - 1); }
-    PS_DEVICE void fill(const u8* from) {  // one lane calls
-        u64* bar = bars + at(filled);
+    PS_DEVICE void fill(int i, const u8* from) {  // the i-th behind those that are filled
+        u64* bar = bars + at(filled + i);
         barrier_expect(bar, 2 * CELL);
-        bulk_copy(memory + at(filled) * 2 * CELL, from, 2 * CELL, bar);
-        filled++;
+        bulk_copy(memory + at(filled + i) * 2 * CELL, from, 2 * CELL, bar);
     }
     PS_DEVICE void wait(int count) const {
 #pragma unroll 1
@@ -383,9 +404,10 @@ PS_DEVICE void down(const Down& p) {
     constexpr int WARPS = DOWN_WARPS, BYTES = cell_bytes(FORMAT), SHARED_BYTES = cell_bytes(Q8_0);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int part = p.rows * 16, most_jobs = p.rows * p.count;
-    const int slices = slices_for(p.cells, WARPS), together = WARPS / slices, slice = warp % slices;
-    const int first = p.cells * slice / slices, n = p.cells * (slice + 1) / slices - first;
-    const int most_n = (p.cells + slices - 1) / slices, factors_of = (most_jobs * JOB_ROWS + p.rows) * most_n;
+    const int log_slices = log_slices_for(p.cells, LOG_DOWN_WARPS), slices = 1 << log_slices, log_together = LOG_DOWN_WARPS - log_slices;
+    const int slice = warp & (slices - 1), group = warp >> log_slices, together = 1 << log_together;  // group: of the warps that share a tile
+    const int first = p.cells * slice >> log_slices, n = (p.cells * (slice + 1) >> log_slices) - first;
+    const int most_n = (p.cells + slices - 1) >> log_slices, factors_of = (most_jobs + p.rows) * most_n;
     u64* bars = reinterpret_cast<u64*>(shared);
     Jobs& jobs = *reinterpret_cast<Jobs*>(shared + 1024);
     char* vectors_at = shared + 1024 + JOBS;
@@ -398,14 +420,14 @@ PS_DEVICE void down(const Down& p) {
 
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
     Vectors vectors(vectors_at + warp * vector_bytes, bars + 64 + (warp << p.log_vectors), p.log_vectors, lane);
-    const int steps = (p.tiles + together - 1) / together, pack = p.stage_bytes / BYTES;
-    // A step's pieces: the shared expert's cells one by one, then the jobs' cells, `pack` to a stage.
+    const int steps = (p.tiles + together - 1) >> log_together, pack = p.stage_bytes / BYTES;
+    // A step's pieces: the shared expert's cells one by one, then the jobs' first cells, their second ones …, `pack` to a stage.
     const int shared_n = p.shared_weights ? n : 0;
     int pieces = shared_n, fill_step = blockIdx.x, fill_piece = 0;
     auto refill = [&](bool known) {  // known: the experts
 #pragma unroll 1
         while (fill_step < steps && !ring.full()) {
-            const int tile = fill_step * together + warp / slices;
+            const int tile = fill_step * together + group;
             if (tile >= p.tiles || (known && fill_piece == pieces)) {
                 fill_step += gridDim.x, fill_piece = 0;
                 continue;
@@ -418,13 +440,13 @@ PS_DEVICE void down(const Down& p) {
                 } else {
                     const int q0 = (fill_piece - shared_n) * pack, q1 = min(q0 + pack, jobs.count * n);
                     u64* bar = ring.announce((q1 - q0) * BYTES);
-                    int u = q0 / n, c = q0 - u * n;
+                    int c = q0 / jobs.count, u = q0 - c * jobs.count;
 #pragma unroll 1
                     for (int q = q0; q < q1; q++) {
                         const size_t expert = jobs.job[u].expert;
                         const char* from = p.weights + ((expert * p.tiles + tile) * p.cells + first + c) * BYTES;
                         bulk_copy(ring.to_fill() + (q - q0) * BYTES, from, BYTES, bar);
-                        if (++c == n) c = 0, u++;
+                        if (++u == jobs.count) u = 0, c++;
                     }
                 }
             }
@@ -433,53 +455,56 @@ PS_DEVICE void down(const Down& p) {
         }
     };
     refill(false);
-    if (FORMAT == IQ2_XXS) fill_grid(grid, p.grid);
+    if (FORMAT == IQ2_XXS)
+        for (int i = warp; i < 256 / GRID_SHARE; i += WARPS) fill_grid(grid, i, lane, p.grid[GRID_SHARE * i + lane % GRID_SHARE]);
     read_jobs(p.jobs, jobs, most_jobs);  // the kernel before this one let it start only after they were written
     pieces = shared_n + (jobs.count * n + pack - 1) / pack;
     refill(true);
     let_next_start();
+    fetch_ahead(p.ahead, p.ahead_bytes);
     wait_for_previous();
     if (p.counter && blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
 
-    // Vectors in the order of their use: the shared expert's, cell by cell and row by row, then the jobs'.  One lane asks for them.
-    int ask_step = blockIdx.x, ask_u = shared_n ? -1 : 0, ask_c = 0, ask_k = 0;
-    auto ask = [&] {
-        if (lane) return;
+    // Vectors in the order of their use: the shared expert's, cell by cell and row by row, then the pairs', cell by cell.
+    const int pairs = jobs.pairs, shared_vectors = shared_n * p.rows, of_step = shared_vectors + n * pairs;
+    int own_steps = 0;  // that have work for this warp
 #pragma unroll 1
-        while (ask_step < steps && !vectors.full()) {
-            const bool own = ask_u < 0;
-            const int row = own ? ask_k : jobs.job[ask_u].row[ask_k], cell = first + ask_c;
-            const size_t vector = own ? row : row * p.count + jobs.job[ask_u].slot[ask_k];
-            vectors.fill((own ? p.shared_digits : p.digits) + (vector * p.cells + cell) * 2 * CELL);
-            if (++ask_k < (own ? p.rows : jobs.job[ask_u].rows)) continue;
-            ask_k = 0;
-            if (++ask_c < n) continue;
-            ask_c = 0;
-            if (++ask_u < jobs.count) continue;
-            ask_u = shared_n ? -1 : 0;
-            do ask_step += gridDim.x;
-            while (ask_step < steps && ask_step * together + warp / slices >= p.tiles);
+    for (int step = blockIdx.x; step < steps; step += gridDim.x) own_steps += step * together + group < p.tiles;
+    const int all_vectors = own_steps * of_step;
+    int filled_in_step = 0;  // vectors.filled in its step
+    auto ask = [&] {  // a lane a vector
+        const int count = min(vectors.room(), all_vectors - vectors.filled);
+        if (count == 0) return;
+        if (lane < count) {
+            int i = filled_in_step + lane;
+#pragma unroll 1
+            while (i >= of_step) i -= of_step;
+            const bool own = i < shared_vectors;
+            const int j = own ? i : i - shared_vectors, each = own ? p.rows : pairs, c = j / each, k = j - c * each;
+            const size_t vector = own ? k : jobs.vector[k];
+            vectors.fill(lane, (own ? p.shared_digits : p.digits) + (vector * p.cells + first + c) * 2 * CELL);
         }
-    };
-    if (blockIdx.x * together + warp / slices >= p.tiles) ask_step = steps;
-    ask();
-    // What a vector's integers are worth: [jobs][cells][4], times the router's weight, and [cells][rows] of the shared expert
-    float* shared_factors = factors + most_jobs * JOB_ROWS * most_n;
+        vectors.filled += count, filled_in_step += count;
 #pragma unroll 1
-    for (int i = lane; i < jobs.count * n * JOB_ROWS; i += WARP) {
-        const int u = i / (n * JOB_ROWS), c = i / JOB_ROWS % n, k = i % JOB_ROWS;
-        if (k >= jobs.job[u].rows) continue;
-        const size_t vector = jobs.job[u].row[k] * p.count + jobs.job[u].slot[k];
-        factors[i] = p.scales[vector * p.cells + first + c] * jobs.job[u].weight[k];
+        while (filled_in_step >= of_step) filled_in_step -= of_step;
+    };
+    ask();
+    // What a vector's integers are worth: [cells][pairs], times the router's weight, behind [cells][rows] of the shared expert
+    float* pair_factors = factors + p.rows * most_n;
+#pragma unroll 1
+    for (int i = lane; i < of_step; i += WARP) {
+        const bool own = i < shared_vectors;
+        const int j = own ? i : i - shared_vectors, each = own ? p.rows : pairs, c = j / each, k = j - c * each;
+        const size_t vector = own ? k : jobs.vector[k];
+        const float scale = __ldcg((own ? p.shared_scales : p.scales) + vector * p.cells + first + c);
+        (own ? factors : pair_factors)[j] = own ? scale : scale * jobs.weight[k];
     }
-    for (int i = lane; i < shared_n * p.rows; i += WARP)
-        shared_factors[i] = p.shared_scales[static_cast<size_t>(i % p.rows) * p.cells + first + i / p.rows];
     __syncwarp();
 
     int turn = 0;
-    for (int step = blockIdx.x; step < steps; step += gridDim.x, turn ^= 1) {
-        const int tile = step * together + warp / slices;
-        float* sums_of = red + (turn * WARPS + warp) * part;  // [rows][16]
+    for (int step = blockIdx.x; step < steps; step += gridDim.x, turn++) {
+        const int tile = step * together + group;
+        float* sums_of = red + (turn % 2 * WARPS + warp) * part;  // [rows][16]
         if (tile < p.tiles) {
 #pragma unroll 1
             for (int i = lane; i < part; i += WARP) sums_of[i] = 0;
@@ -503,20 +528,20 @@ PS_DEVICE void down(const Down& p) {
 #pragma unroll 1
                 for (int row = 0; row < p.rows; row += JOB_ROWS) {
                     const int count = min(p.rows - row, JOB_ROWS), mine = t < count ? row + t : 0;
-                    add(count, mine, t < count ? shared_factors[c * p.rows + mine] : 0.0f, cell, Constant<Q8_0>());
+                    add(count, mine, t < count ? factors[c * p.rows + mine] : 0.0f, cell, Constant<Q8_0>());
                 }
                 ring.release();
                 refill(true);
             }
             const char* stage = nullptr;
-            int in_stage = 0, u = 0, c = 0;  // in_stage: cells of the stage that are used
+            int in_stage = 0, u = 0, before = 0;  // in_stage: cells of the stage that are used; before: pairs of the cells before
 #pragma unroll 1
             for (int left = jobs.count * n; left > 0; left--) {
                 if (in_stage == 0) stage = ring.wait();
                 const int count = jobs.job[u].rows, mine = t < count ? jobs.job[u].row[t] : 0;
-                const float factor = t < count ? factors[(u * n + c) * JOB_ROWS + t] : 0.0f;
+                const float factor = t < count ? pair_factors[before + jobs.job[u].first + t] : 0.0f;
                 add(count, mine, factor, stage + in_stage * BYTES, Constant<FORMAT>());
-                if (++c == n) c = 0, u++;
+                if (++u == jobs.count) u = 0, before += pairs;
                 if (++in_stage == pack || left == 1) {
                     in_stage = 0;
                     ring.release();
@@ -524,10 +549,10 @@ PS_DEVICE void down(const Down& p) {
                 }
             }
         }
-        if (slices > 1) named_barrier(1 + warp / slices, slices * WARP);
+        if (slices > 1) named_barrier(1 + group, slices * WARP);
         else __syncwarp();
-        if (slice != (step / gridDim.x) % slices || tile >= p.tiles) continue;
-        const float* parts = red + (turn * WARPS + warp - slice) * part;
+        if (slice != (turn & (slices - 1)) || tile >= p.tiles) continue;
+        const float* parts = red + (turn % 2 * WARPS + warp - slice) * part;
 #pragma unroll 1
         for (int i = lane; i < part; i += WARP) {
             float v = 0;

@@ -134,11 +134,13 @@ PS_DEVICE void cell_q6_k(const char* cell, int lane, const Source& x, const floa
 // The grid of IQ2_XXS sixteen times, copy c of entry e at (16 e + c) · 8 bytes: lanes never meet in a bank.
 constexpr int GRID_BYTES = 256 * 16 * 8;
 
-PS_DEVICE void fill_grid(char* grid, const uint2* entries) {
-    for (int i = threadIdx.x; i < 256 * 2; i += blockDim.x) {  // an entry, eight times
-        const uint2 e = entries[i / 2];
+// One of 16 warps' share: sixteen entries.  entry: the lane's own, GRID_SHARE · number + lane % 16.
+constexpr int GRID_SHARE = 16;
+PS_DEVICE void fill_grid(char* grid, int number, int lane, uint2 entry) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) reinterpret_cast<uint4*>(grid)[i * 4 + k] = {e.x, e.y, e.x, e.y};
+    for (int k = 0; k < 4; k++) {  // a warp writes what lies side by side
+        const u32 x = __shfl_sync(ALL, entry.x, k * 4 + lane / 8), y = __shfl_sync(ALL, entry.y, k * 4 + lane / 8);
+        reinterpret_cast<uint4*>(grid)[(number * 4 + k) * WARP + lane] = {x, y, x, y};
     }
 }
 
@@ -321,10 +323,11 @@ PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const flo
         for (int h = 0; h < 2; h++) sums.v[s][h] = fmaf(v[s][h], scale[s], sums.v[s][h]);
 }
 
-// F16: 128 columns; sums over all columns of the warp stay in the tensor cores' accumulators.
+// F16: 128 columns
 template <int SETS>
-PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const InputPlan& p, int column, float (&c)[SETS][4]) {
+PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const InputPlan& p, int column, float (&sums)[SETS][2]) {
     const int g = lane / 4, t = lane % 4;
+    float c[SETS][4] = {};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint4 w = load16(piece + i * 512 + lane * 16);
@@ -335,7 +338,10 @@ PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const Inpu
             mma_halves(c[s], a, load8(at + p.halves_at() + own * p.half_stride() + column * 2 + i * 32 + t * 8));
         }
     }
+#pragma unroll
+    for (int s = 0; s < SETS; s++) sums[s][0] += c[s][0] + c[s][1], sums[s][1] += c[s][2] + c[s][3];
 }
+
 
 // Two e4m3 numbers as halfs, exact.
 PS_DEVICE u32 halves_of_fp8(u32 pair) {
@@ -347,7 +353,7 @@ PS_DEVICE float power_of_two(u32 e) { return bits_float(e ? e << 23 : 0x00400000
 
 // FP8: a cell, 128 columns to an exponent, as halfs.
 template <int SETS>
-PS_DEVICE void cell_fp8(const char* cell, int lane, const char* at, const InputPlan& p, int column, float (&c)[SETS][4]) {
+PS_DEVICE void cell_fp8(const char* cell, int lane, const char* at, const InputPlan& p, int column, float (&sums)[SETS][2]) {
     const int g = lane / 4, t = lane % 4;
     const u32 exponents = load4(cell + 4096 + g * 4);  // of row g twice, of row g + 8 twice
     for (int half = 0; half < 2; half++) {
@@ -366,8 +372,8 @@ PS_DEVICE void cell_fp8(const char* cell, int lane, const char* at, const InputP
         const float e0 = power_of_two(exponents >> half * 8 & 255), e1 = power_of_two(exponents >> (16 + half * 8) & 255);
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            c[s][0] = fmaf(part[s][0], e0, c[s][0]), c[s][1] = fmaf(part[s][1], e0, c[s][1]);
-            c[s][2] = fmaf(part[s][2], e1, c[s][2]), c[s][3] = fmaf(part[s][3], e1, c[s][3]);
+            sums[s][0] = fmaf(part[s][0] + part[s][1], e0, sums[s][0]);
+            sums[s][1] = fmaf(part[s][2] + part[s][3], e1, sums[s][1]);
         }
     }
 }

@@ -1,174 +1,215 @@
 // Hyper-connections: four streams, mixed into a sublayer's input and out of its output (spec §3.2, §3.3, §3.13).
 //
 // Floor: the mixing matrix, 24 × 16384 halfs = 786 KB, and the streams, 64 KB a row in and out: 0.2 µs at 4.5 TB/s.  What counts is
-// the chain of two small kernels: `leave_and_mix` spreads over 64 blocks, `collapse` is one block a row.
-#include "formats.cuh"
+// the chain: leaving a sublayer, a sum over the row, the coefficients, another sum over the row, the input's digits.  A cluster of
+// blocks does all of it for a row; the sums go through each other's shared memory, and the new streams stay where they were made.
+#include "cluster.cuh"
+#include "columns.cuh"
 #include "sinkhorn.cuh"
 
-struct Leave {
+struct LeaveAndEnter {
     const float* streams;  // [rows, 4, hidden], before the sublayer; or null: embeddings
     const u16* embeddings;  // [vocabulary, hidden] F16
     const int* tokens;      // [rows]
     const float* y;        // [rows, hidden]: the sublayer's output, or null
-    const float* coefficients;  // [rows, 24]: pre 4, post 4, comb 16 of the streams, as `collapse` wrote them
+    const float* before;   // [rows, 24]: pre 4, post 4, comb 16 of the streams, as this kernel wrote them for `streams`
     float* out;            // [rows, 4, hidden]
     const void* fn;        // [outs, 4 · hidden], F16 or F32
-    float* partial;        // [blocks, rows, 32]
-    int fn_is_f32, outs, rows, hidden;
-};
-
-// Block b has columns 256 b … of the flattened streams: leaves the sublayer there, and begins the products of the next mix.
-extern "C" __global__ void __launch_bounds__(256) leave_and_mix(const __grid_constant__ Leave p) {
-    __shared__ __align__(16) float xs[8][CELL];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, total = STREAMS * p.hidden;
-    const int column = blockIdx.x * CELL + threadIdx.x, j = column / p.hidden, d = column % p.hidden;
-    let_next_start();
-    float fn[3][8];  // outs warp, warp + 8, warp + 16: weights do not wait
-#pragma unroll
-    for (int k = 0; k < 3; k++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int out = warp + 8 * k, c = blockIdx.x * CELL + lane * 8 + i;
-            const size_t at = static_cast<size_t>(out) * total + c;
-            fn[k][i] = out >= p.outs || c >= total ? 0.0f
-                       : p.fn_is_f32               ? static_cast<const float*>(p.fn)[at]
-                                                   : half_to_float(static_cast<const u16*>(p.fn)[at]);
-        }
-    wait_for_previous();
-    for (int row = 0; row < p.rows; row++) {
-        float v = 0;
-        if (column < total) {
-            const size_t base = static_cast<size_t>(row) * total;
-            if (!p.streams) {
-                v = half_to_float(p.embeddings[static_cast<size_t>(p.tokens[row]) * p.hidden + d]);
-            } else if (!p.y) {
-                v = p.streams[base + column];
-            } else {
-                const float* c = p.coefficients + row * MIX;
-                v = c[4 + j] * p.y[static_cast<size_t>(row) * p.hidden + d];
-#pragma unroll
-                for (int i = 0; i < STREAMS; i++) v = fmaf(c[8 + 4 * i + j], p.streams[base + i * p.hidden + d], v);
-            }
-            p.out[base + column] = v;
-        }
-        xs[row][threadIdx.x] = v;
-    }
-    __syncthreads();
-    for (int row = 0; row < p.rows; row++) {
-        float v[8], squares = 0, sums[3] = {};
-        load_eight(xs[row], lane * 8, CELL, v);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            squares = fmaf(v[i], v[i], squares);
-#pragma unroll
-            for (int k = 0; k < 3; k++) sums[k] = fmaf(fn[k][i], v[i], sums[k]);
-        }
-        float* to = p.partial + (static_cast<size_t>(blockIdx.x) * p.rows + row) * PARTIAL;
-#pragma unroll
-        for (int k = 0; k < 3; k++) {
-            const float sum = warp_sum(sums[k]);
-            if (lane == 0) to[warp + 8 * k] = sum;
-        }
-        if (warp == 0) {
-            squares = warp_sum(squares);
-            if (lane == 0) to[MIX] = squares;
-        }
-    }
-}
-
-struct Collapse {
-    const float* streams;  // [rows, 4, hidden]
-    const float* partial;  // [blocks, at least rows, 32]
     const float *base, *scale;  // [24], [3]; for the head [4], [1]
-    float* coefficients;   // [rows, 24]
+    float* coefficients;   // [rows, 24], of `out`
     const float* norm;     // [hidden] or null
     char* image;           // of the normed input, InputPlan {columns, rows, forms}
     float* x;              // [rows, hidden] before the norm, or null
-    int blocks, partial_stride, rows, hidden, columns, forms, head, iterations;
+    int outs, rows, hidden, columns, forms, iterations;  // outs: 24; for the head 4
     float eps, hc_eps;
 };
 
-constexpr int COLLAPSE_WARPS = 16, MAX_CELLS = 32;
+constexpr int WARPS = 8, MAX_CELLS = 32, OWN_CELLS = 4;  // of the row, of a block; a thread a column
+constexpr int HALF_CELL = 144;                           // numbers of a cell, four and four apart: lanes read eight without conflicts
+constexpr int PARTS_STRIDE = MAX_CELLS + 4;
 
-// One block a row; the seventeenth warp balances the matrix while the others collapse the streams.  Little code on purpose: every
-// instruction is run once, and fetching it is what takes time.
-extern "C" __global__ void __launch_bounds__(COLLAPSE_WARPS * 32 + 32) collapse(const __grid_constant__ Collapse p) {
-    __shared__ float mix[PARTIAL], coefficients[PARTIAL], squares[MAX_CELLS], largest[MAX_CELLS];
-    __shared__ __align__(16) float xs[MAX_CELLS * CELL];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x, cells = p.columns / CELL;
-    let_next_start();
-    wait_for_previous();
-    const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
-    {  // sums of the mix: a warp has number warp and, of the last ones, warp + 17; both are loaded at once
-        const int second = warp + COLLAPSE_WARPS + 1;
-        float sums[2] = {0, 0};
-#pragma unroll 2
-        for (int b = lane; b < p.blocks; b += WARP) {
-            const float* from = p.partial + static_cast<size_t>(b) * p.partial_stride + row * PARTIAL;
-            sums[0] += from[warp];
-            sums[1] += from[second < PARTIAL ? second : 0];
-        }
-        sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
-        if (lane == 0) mix[warp] = sums[0];
-        if (lane == 0 && second <= MIX) mix[second] = sums[1];
+PS_DEVICE int place_in_cell(int i) { return (i >> 2 & 1) * HALF_CELL + (i >> 3) * 4 + (i & 3); }
+
+PS_DEVICE float number(const uint4 (&w)[1], int i) {  // the i-th of eight
+    const u32 words[4] = {w[0].x, w[0].y, w[0].z, w[0].w};
+    return i % 2 ? high_half(words[i / 2]) : low_half(words[i / 2]);
+}
+PS_DEVICE float number(const uint4 (&w)[2], int i) {
+    const u32 words[4] = {w[i / 4].x, w[i / 4].y, w[i / 4].z, w[i / 4].w};
+    return bits_float(words[i % 4]);
+}
+
+// The numbers of a row that all its blocks need: every block has them all.
+struct RowSums {
+    float parts[MIX + 1][PARTS_STRIDE];  // of every cell: 24 products, squares
+    float2 norms[MAX_CELLS][WARPS];      // of every cell and warp: squares of the input, its largest number with the norm's weight
+};
+
+// grid: (cluster, rows).  Block r of a cluster has cells r, r + cluster, … of 256 channels with all four streams; its ninth warp adds
+// the squares and, in the first block, balances the matrix while the others collapse the streams.  WORDS: 16 bytes
+// each, that eight numbers of `fn` take: 1 for F16, 2 for F32.
+template <int WORDS>
+PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
+    __shared__ __align__(16) float xs[OWN_CELLS][STREAMS + 1][2 * HALF_CELL];  // new streams; weights of the norm, then the input
+    __shared__ __align__(16) RowSums sums;
+    __shared__ float balanced[PARTIAL];
+    __shared__ u64 bars[2];  // all parts, all norms have come
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.y, cells = p.columns / CELL;
+    const int rank = cluster_rank(), blocks = cluster_size(), place = place_in_cell(threadIdx.x % CELL);
+    const size_t total = static_cast<size_t>(STREAMS) * p.hidden;
+    if (threadIdx.x <= MIX)
+        for (int cell = cells; cell % 4; cell++) sums.parts[threadIdx.x][cell] = 0;
+    if (threadIdx.x == 0) {
+        barrier_init(bars, 1), barrier_init(bars + 1, 1), barrier_init_visible();
+        barrier_expect(bars, cells * (MIX + 1) * sizeof(float)), barrier_expect(bars + 1, cells * WARPS * sizeof(float2));
     }
-    __syncthreads();
-    // Every warp works out the coefficients: pre 0 – 3, post 4 – 7, logits of comb 8 – 23.
+    cluster_arrive_relaxed();
+    uint4 fn[3][STREAMS][WORDS];  // outs warp, warp + 8, warp + 16, columns 8 lane … of a cell: weights do not wait
+    auto load_fn = [&](int cell) {
+#pragma unroll
+        for (int k = 0; k < 3; k++)
+#pragma unroll
+            for (int j = 0; j < STREAMS; j++) {
+                const int o = warp + 8 * k, column = cell * CELL + lane * 8;
+                const char* from = static_cast<const char*>(p.fn) + (o * total + j * p.hidden + column) * (2 * WORDS);
+#pragma unroll
+                for (int w = 0; w < WORDS; w++)
+                    fn[k][j][w] = warp < WARPS && o < p.outs && column < p.hidden ? load16(from + 16 * w) : uint4{0, 0, 0, 0};
+            }
+    };
+    load_fn(rank);
     const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
-    float own = 0;
-    if (lane < (p.head ? 4 : MIX)) {
-        const float factor = 1.0f / sqrtf(mix[MIX] / static_cast<float>(STREAMS * p.hidden) + p.eps);
-        own = mix[lane] * factor * p.scale[group] + p.base[lane];
-        if (group < 2) own = sigmoid(own) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
+    const float base = lane < p.outs ? p.base[lane] : 0.0f, scale = lane < p.outs ? p.scale[group] : 0.0f;
+    const float each = 1.0f / static_cast<float>(total);
+    const int column = rank * CELL + threadIdx.x;
+    if (p.streams && threadIdx.x < CELL && column < p.hidden) {
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) prefetch(p.streams + row * total + j * p.hidden + column);
     }
-    if (warp == COLLAPSE_WARPS) {
-        float* out = p.coefficients + row * MIX;
-        if (lane < 8) out[lane] = own;
-        const float logit = __shfl_sync(ALL, own, (lane & 15) + 8);
-        if (!p.head) sinkhorn(logit, p.iterations, p.hc_eps, lane, coefficients, out + 8);
-    }
-    const float pre[STREAMS] = {__shfl_sync(ALL, own, 0), __shfl_sync(ALL, own, 1), __shfl_sync(ALL, own, 2), __shfl_sync(ALL, own, 3)};
-    if (warp < COLLAPSE_WARPS) {
+    const u32 bar = shared_of(bars, lane % blocks);  // of the block that this lane sends to
+    cluster_wait();                                  // all blocks have begun
+    wait_for_previous();
+    int own = 0;
 #pragma unroll 1
-        for (int cell = warp; cell < cells; cell += COLLAPSE_WARPS) {
-            const int column = cell * CELL + lane * 8;
-            float x[8] = {}, norm[8] = {1, 1, 1, 1, 1, 1, 1, 1}, sum = 0, most = 0;
-            if (p.norm) load_eight(p.norm, column, p.hidden, norm);
+    for (int cell = rank; cell < cells; cell += blocks, own++) {
+        const int d = cell * CELL + threadIdx.x;
+        if (threadIdx.x < CELL) {
+            float v[STREAMS] = {}, norm = 1;
+            if (d < p.hidden) {
+                if (p.norm) norm = p.norm[d];
+                if (!p.streams) {
+                    const float e = half_to_float(p.embeddings[static_cast<size_t>(p.tokens[row]) * p.hidden + d]);
 #pragma unroll
-            for (int i = 0; i < STREAMS; i++) {
-                float v[8];
-                load_eight(streams + static_cast<size_t>(i) * p.hidden, column, p.hidden, v);
+                    for (int j = 0; j < STREAMS; j++) v[j] = e;
+                } else {
+                    float s[STREAMS];
 #pragma unroll
-                for (int e = 0; e < 8; e++) x[e] = fmaf(pre[i], v[e], x[e]);
+                    for (int j = 0; j < STREAMS; j++) s[j] = p.streams[row * total + j * p.hidden + d];
+                    if (p.y) {
+                        const float y = p.y[static_cast<size_t>(row) * p.hidden + d];
+                        const float4* c = reinterpret_cast<const float4*>(p.before + row * MIX);
+                        const float4 post = c[1];
+                        v[0] = post.x * y, v[1] = post.y * y, v[2] = post.z * y, v[3] = post.w * y;
+#pragma unroll
+                        for (int i = 0; i < STREAMS; i++) {
+                            const float4 comb = c[2 + i];
+                            v[0] = fmaf(comb.x, s[i], v[0]), v[1] = fmaf(comb.y, s[i], v[1]);
+                            v[2] = fmaf(comb.z, s[i], v[2]), v[3] = fmaf(comb.w, s[i], v[3]);
+                        }
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < STREAMS; j++) v[j] = s[j];
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < STREAMS; j++) p.out[row * total + j * p.hidden + d] = v[j];
             }
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                if (p.x && column + e < p.hidden) p.x[static_cast<size_t>(row) * p.hidden + column + e] = x[e];
-                sum = fmaf(x[e], x[e], sum);
-                x[e] *= norm[e];
-                most = fmaxf(most, fabsf(x[e]));
+            for (int j = 0; j < STREAMS; j++) xs[own][j][place] = v[j];
+            xs[own][STREAMS][place] = norm;
+        }
+        __syncthreads();
+        if (own == 0) let_next_start();  // only now: the weights that it will ask for must not stand before what this kernel waits for
+        if (own) load_fn(cell);
+        float products[3] = {};  // the ninth warp's first: squares
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) {
+            const float4 a = *reinterpret_cast<const float4*>(&xs[own][j][lane * 4]);
+            const float4 b = *reinterpret_cast<const float4*>(&xs[own][j][HALF_CELL + lane * 4]);
+            const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            if (warp < WARPS) {
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+#pragma unroll
+                    for (int k = 0; k < 3; k++) products[k] = fmaf(number(fn[k][j], i), v[i], products[k]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) products[0] = fmaf(v[i], v[i], products[0]);
             }
-            float4* to = reinterpret_cast<float4*>(xs + column);
-            to[0] = {x[0], x[1], x[2], x[3]}, to[1] = {x[4], x[5], x[6], x[7]};
-            sum = warp_sum(sum), most = warp_max(most);
-            if (lane == 0) squares[cell] = sum, largest[cell] = most;
+        }
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            const float sum = warp_sum(products[k]);
+            const int o = warp < WARPS ? warp + 8 * k : MIX;
+            if (lane < blocks && (k == 0 || warp < WARPS)) send(shared_of(&sums.parts[o][cell], lane), sum, bar);
         }
     }
-    __syncthreads();
-    if (warp == COLLAPSE_WARPS) return;
-    const InputPlan plan = {p.columns, p.rows, p.forms};
-    const RowScale scale = row_scale(squares, largest, cells, p.hidden, p.norm, p.eps, lane);
-    if (p.forms & HALVES && threadIdx.x == 0)
-        reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
-#pragma unroll 1
-    for (int cell = warp; cell < cells; cell += COLLAPSE_WARPS) {
-        float v[8];
-        load_eight(xs, cell * CELL + lane * 8, MAX_CELLS * CELL, v);
+    barrier_wait(bars, 0);
+    // Every warp works out the coefficients: pre 0 – 3, post 4 – 7, logits of comb 8 – 23.
+    float mix = 0;
+#pragma unroll 4
+    for (int cell = 0; cell < cells; cell += 4) {
+        const float4 part = *reinterpret_cast<const float4*>(&sums.parts[min(lane, MIX)][cell]);
+        mix += (part.x + part.y) + (part.z + part.w);
+    }
+    const float factor = inverse_root(__shfl_sync(ALL, mix, MIX) * each + p.eps);
+    float coefficient = mix * factor * scale + base;
+    if (group < 2) coefficient = sigmoid(coefficient) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
+    if (warp == WARPS) {
+        if (rank) return;
+        float* out = p.coefficients + row * MIX;
+        if (lane < min(p.outs, 8)) out[lane] = coefficient;
+        const float logit = __shfl_sync(ALL, coefficient, (lane & 15) + 8);
+        if (p.outs == MIX) sinkhorn(logit, p.iterations, p.hc_eps, lane, balanced, out + 8);
+        return;
+    }
+    float pre[STREAMS];
 #pragma unroll
-        for (int e = 0; e < 8; e++) v[e] *= scale.factor;
-        store_cell(plan, p.image, row, cell, lane, v, scale.up);
+    for (int j = 0; j < STREAMS; j++) pre[j] = __shfl_sync(ALL, coefficient, j);
+#pragma unroll 1
+    for (int cell = rank, k = 0; cell < cells; cell += blocks, k++) {
+        const int d = cell * CELL + threadIdx.x;
+        float x = 0;
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) x = fmaf(pre[j], xs[k][j][place], x);
+        if (p.x && d < p.hidden) p.x[static_cast<size_t>(row) * p.hidden + d] = x;
+        const float normed = x * xs[k][STREAMS][place], squares = warp_sum(x * x), largest = warp_largest(fabsf(normed));
+        xs[k][STREAMS][place] = normed;
+        if (lane < blocks) send(shared_of(&sums.norms[cell][warp], lane), float2{squares, largest}, bar + sizeof(u64));
+    }
+    barrier_wait(bars + 1, 0);
+    float squares = 0, largest = 0;
+#pragma unroll 4
+    for (int i = lane; i < cells * WARPS; i += WARP) {
+        const float2 part = (&sums.norms[0][0])[i];
+        squares += part.x, largest = fmaxf(largest, part.y);
+    }
+    const RowScale whole = whole_row(warp_sum(squares) * (each * STREAMS), warp_largest(largest), p.norm, p.eps);
+    const InputPlan plan = {p.columns, p.rows, p.forms};
+    if (p.forms & HALVES && rank == 0 && threadIdx.x == 0)
+        reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = whole.down;
+#pragma unroll 1
+    for (int cell = rank, k = 0; cell < cells; cell += blocks, k++) {
+        float most = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) most = fmaxf(most, sums.norms[cell][w].y);
+        store_column(plan, p.image, row, cell * CELL + threadIdx.x, xs[k][STREAMS][place] * whole.factor, most * whole.factor, whole.up);
     }
 }
+
+constexpr int THREADS = (WARPS + 1) * WARP;
+extern "C" __global__ void __launch_bounds__(THREADS) leave_and_enter_f16(const __grid_constant__ LeaveAndEnter p) { leave_and_enter<1>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) leave_and_enter_f32(const __grid_constant__ LeaveAndEnter p) { leave_and_enter<2>(p); }
 
 struct MakeImage {
     Inputs inputs;
@@ -183,11 +224,11 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
     let_next_start();
     wait_for_previous();
     for (int cell = warp; cell < cells; cell += 8) {
-        float v[8], sum, most = 0;
-        load_cell(p.inputs, row, cell, lane, v, sum);
-#pragma unroll
-        for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
-        sum = warp_sum(sum), most = warp_max(most);
+        float v[8];
+        load_cell(p.inputs, row, cell, lane, v);
+        const float sum = warp_sum(squares_of(v));
+        if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
+        const float most = largest_of(v);
         if (lane == 0) squares[cell] = sum, largest[cell] = most;
     }
     __syncthreads();
@@ -196,10 +237,15 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
     if (p.forms & HALVES && threadIdx.x == 0)
         reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
     for (int cell = warp; cell < cells; cell += 8) {
-        float v[8], sum;
-        load_cell(p.inputs, row, cell, lane, v, sum);
+        float v[8];
+        load_cell(p.inputs, row, cell, lane, v);
+        if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
+        if (p.forms & DIGITS) {  // as `prepare` does it: the norm goes into their scale
+            const Digits d = to_digits(v, largest[cell]);
+            store_digits(p.image, plan, row, cell, lane, {d.high, d.low, d.scale * scale.factor});
+        }
 #pragma unroll
         for (int e = 0; e < 8; e++) v[e] *= scale.factor;
-        store_cell(plan, p.image, row, cell, lane, v, scale.up);
+        store_floating(plan, p.image, row, cell, lane, v, scale.up);
     }
 }

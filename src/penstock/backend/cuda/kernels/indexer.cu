@@ -1,10 +1,10 @@
 // The indexer (spec §3.9): a score for every compressed row, and the best of them.
 //
 // Floor: index rows of 128 halfs: 256 B a row, 0.5 MB at 8k tokens, 4 MB at 64k (0.9 µs at 4.5 TB/s); 16 kFLOP a row.
-// Scores are made on the tensor cores, eight rows a warp against all heads; queries as high and low f16 parts.
+// Scores are made on the tensor cores, sixteen rows a warp against all heads; queries as high and low f16 parts.
 #include "formats.cuh"
 
-constexpr int INDEX_DIM = 128, WARPS = 8;
+constexpr int INDEX_DIM = 128, WARPS = 8, KEYS = 16;  // keys of a warp at a time
 
 struct Scores {
     const float* q;      // [rows, heads, 128], not yet rotated
@@ -15,6 +15,7 @@ struct Scores {
     const float2* turns;  // [rows, rope / 2]
     float* scores;             // [rows, stride]
     int heads, rope, ratio, stride, enough;  // enough: with so few visible rows all are taken, and scores are not needed
+    int early;  // the kernel before let this one start only when what wrote queries and places had ended: they can be read at once
 };
 
 // grid: (blocks, rows); shared memory: heads · 128 · 4 bytes + heads · 4
@@ -25,63 +26,81 @@ extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_cons
     char* parts = shared;  // [high, low][tiles][steps 8][lanes][16 bytes]
     const int low = tiles * 8 * 512;
     float* gates = reinterpret_cast<float*>(parts + 2 * low);
-    let_next_start();
-    wait_for_previous();
-    const int position = p.positions[row], visible = (position + 1) / p.ratio;
-    if (visible <= p.enough || static_cast<int>(blockIdx.x) * WARPS * 8 >= visible) return;
-    for (int h = threadIdx.x; h < p.heads; h += blockDim.x)
-        gates[h] = p.gates[static_cast<size_t>(row) * p.heads + h] * (rsqrtf(static_cast<float>(INDEX_DIM)) * rsqrtf(static_cast<float>(p.heads)));
-    // A head a warp, four dims a lane: lane 4 s + u has dims 16 s + 4 u ….
-    for (int h = warp; h < p.heads; h += WARPS) {
-        const float4 f = *reinterpret_cast<const float4*>(p.q + (static_cast<size_t>(row) * p.heads + h) * INDEX_DIM + lane * 4);
-        float v[4] = {f.x, f.y, f.z, f.w};
+    if (!p.early) wait_for_previous();
+    const int visible = (__ldcg(p.positions + row) + 1) / p.ratio;  // from the second-level cache, which is true before the wait too
+    const bool needed = visible > p.enough && static_cast<int>(blockIdx.x) * WARPS * KEYS < visible;
+    if (needed) {
+        for (int h = threadIdx.x; h < p.heads; h += blockDim.x)
+            gates[h] = __ldcg(p.gates + static_cast<size_t>(row) * p.heads + h) * (rsqrtf(static_cast<float>(INDEX_DIM)) * rsqrtf(static_cast<float>(p.heads)));
         const int rotary = lane * 4 - (INDEX_DIM - p.rope);
-        if (rotary >= 0) {
+        float2 turn[2] = {{1, 0}, {1, 0}};
+        if (rotary >= 0) turn[0] = __ldcg(p.turns + row * (p.rope / 2) + rotary / 2), turn[1] = __ldcg(p.turns + row * (p.rope / 2) + rotary / 2 + 1);
+        // A head a warp, four dims a lane: lane 4 s + u has dims 16 s + 4 u ….
+        const float* q = p.q + static_cast<size_t>(row) * p.heads * INDEX_DIM + lane * 4;
+        for (int h0 = warp; h0 < p.heads; h0 += 4 * WARPS) {
+            float4 f[4];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float2 turn = p.turns[row * (p.rope / 2) + rotary / 2 + i];
-                const float a = v[2 * i], b = v[2 * i + 1];
-                v[2 * i] = a * turn.x - b * turn.y, v[2 * i + 1] = a * turn.y + b * turn.x;
+            for (int k = 0; k < 4; k++)
+                if (h0 + k * WARPS < p.heads) f[k] = __ldcg(reinterpret_cast<const float4*>(q + (h0 + k * WARPS) * INDEX_DIM));
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int h = h0 + k * WARPS;
+                if (h >= p.heads) break;
+                const float v[4] = {f[k].x * turn[0].x - f[k].y * turn[0].y, f[k].x * turn[0].y + f[k].y * turn[0].x,
+                                    f[k].z * turn[1].x - f[k].w * turn[1].y, f[k].z * turn[1].y + f[k].w * turn[1].x};
+                // Dims 4 u … of a step belong to thread u of a quad: the keys are read in the same order.
+                char* to = parts + (h / 16 * 8 + lane / 4) * 512 + (h % 8 * 4 + lane % 4) * 16 + h % 16 / 8 * 4;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const u16 a = float_to_half(v[2 * i]), b = float_to_half(v[2 * i + 1]);
+                    *reinterpret_cast<u32*>(to + i * 8) = a | static_cast<u32>(b) << 16;
+                    *reinterpret_cast<u32*>(to + low + i * 8) = float_to_half(v[2 * i] - half_to_float(a)) |
+                                                               static_cast<u32>(float_to_half(v[2 * i + 1] - half_to_float(b))) << 16;
+                }
             }
         }
-        // Dims 4 u … of a step belong to thread u of a quad: the keys are read in the same order.
-        char* to = parts + (h / 16 * 8 + lane / 4) * 512 + (h % 8 * 4 + lane % 4) * 16 + h % 16 / 8 * 4;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const u16 a = float_to_half(v[2 * i]), b = float_to_half(v[2 * i + 1]);
-            *reinterpret_cast<u32*>(to + i * 8) = a | static_cast<u32>(b) << 16;
-            *reinterpret_cast<u32*>(to + low + i * 8) = float_to_half(v[2 * i] - half_to_float(a)) |
-                                                       static_cast<u32>(float_to_half(v[2 * i + 1] - half_to_float(b))) << 16;
-        }
     }
+    if (p.early) wait_for_previous();
+    let_next_start();  // only now: attention reads queries before it waits for the selection
+    if (!needed) return;
     __syncthreads();
     const char* keys = p.states[row] + p.keys.at;
-    for (int first = (blockIdx.x * WARPS + warp) * 8; first < visible; first += gridDim.x * WARPS * 8) {
-        uint2 b[8];  // key `first + g`, dims 16 s + 4 t …
+    for (int first = (blockIdx.x * WARPS + warp) * KEYS; first < visible; first += gridDim.x * WARPS * KEYS) {
+        uint2 b[2][8];  // keys first + 8 n + g, dims 16 s + 4 t …
 #pragma unroll
-        for (int s = 0; s < 8; s++)
-            b[s] = first + g < visible ? load8(keys + static_cast<size_t>(first + g) * p.keys.apart + s * 32 + t * 8) : uint2{0, 0};
-        float score[2] = {0, 0};  // keys 2t, 2t + 1
+        for (int n = 0; n < 2; n++) {
+            const int key = first + 8 * n + g;
+#pragma unroll
+            for (int s = 0; s < 8; s++)
+                b[n][s] = key < visible ? load8(keys + static_cast<size_t>(key) * p.keys.apart + s * 32 + t * 8) : uint2{0, 0};
+        }
+        float score[2][2] = {};  // keys 8 n + 2t, 8 n + 2t + 1
+#pragma unroll 1
         for (int m = 0; m < tiles; m++) {
-            float c[4] = {}, d[4] = {};
+            float c[2][4] = {}, d[2][4] = {};
 #pragma unroll
             for (int s = 0; s < 8; s++) {
                 const uint4 x = load16(parts + (m * 8 + s) * 512 + lane * 16), y = load16(parts + low + (m * 8 + s) * 512 + lane * 16);
                 const u32 high[4] = {x.x, x.y, x.z, x.w}, rest[4] = {y.x, y.y, y.z, y.w};
-                mma_halves(c, high, b[s]);
-                mma_halves(d, rest, b[s]);
+#pragma unroll
+                for (int n = 0; n < 2; n++) mma_halves(c[n], high, b[n][s]), mma_halves(d[n], rest, b[n][s]);
             }
             const float g0 = gates[m * 16 + g], g1 = gates[m * 16 + g + 8];
 #pragma unroll
-            for (int k = 0; k < 2; k++)
-                score[k] += fmaf(g0, fmaxf(c[k] + d[k], 0.0f), g1 * fmaxf(c[2 + k] + d[2 + k], 0.0f));
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+                    score[n][k] += fmaf(g0, fmaxf(c[n][k] + d[n][k], 0.0f), g1 * fmaxf(c[n][2 + k] + d[n][2 + k], 0.0f));
         }
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
+        for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int d = 4; d < 32; d <<= 1) score[k] += __shfl_xor_sync(ALL, score[k], d);
-            if (g == 0 && first + 2 * t + k < visible) p.scores[static_cast<size_t>(row) * p.stride + first + 2 * t + k] = score[k];
-        }
+            for (int k = 0; k < 2; k++) {
+                const int key = first + 8 * n + 2 * t + k;
+#pragma unroll
+                for (int d = 4; d < 32; d <<= 1) score[n][k] += __shfl_xor_sync(ALL, score[n][k], d);
+                if (g == 0 && key < visible) p.scores[static_cast<size_t>(row) * p.stride + key] = score[n][k];
+            }
     }
 }
 
@@ -112,14 +131,31 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const 
     }
     const float* scores = p.scores + static_cast<size_t>(row) * p.stride;
     auto key = [&](int i) { return static_cast<u32>(rank_of(scores[i], 0) >> 32); };
+    constexpr int AHEAD = 8;  // loads on their way
     u32 prefix = 0;
     int wanted = p.count;  // of those that share the prefix
+#pragma unroll 1
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (int i = threadIdx.x; i < 256; i += SELECT_THREADS) counts[i] = 0;
         __syncthreads();
-        for (int i = threadIdx.x; i < visible; i += SELECT_THREADS) {
-            const u32 k = key(i);
-            if (shift == 24 || k >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&counts[k >> shift & 255], 1);
+#pragma unroll 1
+        for (int first = threadIdx.x; first < visible + static_cast<int>(threadIdx.x); first += AHEAD * SELECT_THREADS) {
+            u32 k[AHEAD];
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                const int i = first + j * SELECT_THREADS;
+                k[j] = i < visible ? key(i) : 0;
+            }
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                const bool there = first + j * SELECT_THREADS < visible;
+                if (shift == 24) {  // signs and exponents are much the same: lanes that have the same one count together
+                    const u32 bucket = there ? k[j] >> 24 : 256, same = __match_any_sync(ALL, bucket);
+                    if (there && lane == __ffs(same) - 1) atomicAdd(&counts[bucket], __popc(same));
+                } else if (there && k[j] >> (shift + 8) == prefix >> (shift + 8)) {
+                    atomicAdd(&counts[k[j] >> shift & 255], 1);
+                }
+            }
         }
         __syncthreads();
         if (warp == 0) {  // eight buckets a lane, from the top
@@ -146,29 +182,26 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const 
         prefix = found[0], wanted = static_cast<int>(found[1]);
         __syncthreads();
     }
-    // Every thread has a stretch of neighbours, so that the picks come in rising order.
-    const int each = (visible + SELECT_THREADS - 1) / SELECT_THREADS, first = threadIdx.x * each, end = min(first + each, visible);
+    // Every warp has a stretch of neighbours, so that the picks come in rising order.
+    const int each = (visible + SELECT_THREADS - 1) / SELECT_THREADS * WARP, first = warp * each, end = min(first + each, visible);
+    const u32 below = (1u << lane) - 1;
     int above = 0, equal = 0;
-    for (int i = first; i < end; i++) {
-        const u32 k = key(i);
-        above += k > prefix, equal += k == prefix;
+#pragma unroll 4
+    for (int i = first; i < end; i += WARP) {
+        const bool there = i + lane < end;
+        const u32 k = there ? key(i + lane) : 0;
+        above += __popc(__ballot_sync(ALL, there && k > prefix)), equal += __popc(__ballot_sync(ALL, there && k == prefix));
     }
-    int scan[2] = {above, equal};
-#pragma unroll
-    for (int w = 0; w < 2; w++) {
-        for (int d = 1; d < WARP; d <<= 1) {
-            const int other = __shfl_up_sync(ALL, scan[w], d);
-            if (lane >= d) scan[w] += other;
-        }
-        if (lane == WARP - 1) sums[w][warp] = scan[w];
-    }
+    if (lane == 0) sums[0][warp] = above, sums[1][warp] = equal;
     __syncthreads();
-    int base[2] = {scan[0] - above, scan[1] - equal};
-    for (int w = 0; w < warp; w++) base[0] += sums[0][w], base[1] += sums[1][w];
-    int equals = base[1], at = base[0] + min(base[1], wanted);
-    for (int i = first; i < end; i++) {
-        const u32 k = key(i);
-        if (k > prefix || (k == prefix && equals < wanted)) picks[at++] = i;
-        equals += k == prefix;
+    above = __reduce_add_sync(ALL, lane < warp ? sums[0][lane] : 0), equal = __reduce_add_sync(ALL, lane < warp ? sums[1][lane] : 0);
+#pragma unroll 4
+    for (int i = first; i < end; i += WARP) {
+        const bool there = i + lane < end;
+        const u32 k = there ? key(i + lane) : 0;
+        const u32 over = __ballot_sync(ALL, there && k > prefix), same = __ballot_sync(ALL, there && k == prefix);
+        const int before = equal + __popc(same & below), at = above + __popc(over & below) + min(before, wanted);
+        if (there && (k > prefix || (k == prefix && before < wanted))) picks[at] = i + lane;
+        above += __popc(over), equal += __popc(same);
     }
 }

@@ -22,27 +22,48 @@ struct Digits {
     float scale;
 };
 
-// 256 columns of a row, eight to a lane.
-PS_DEVICE Digits to_digits(const float (&v)[8]) {
+// 1 / sqrt(v), with a step of Newton's behind the approximation
+PS_DEVICE float inverse_root(float v) {
+    const float r = rsqrtf(v);
+    return r * fmaf(-0.5f * v * r, r, 1.5f);
+}
+
+// Of numbers that are not negative, whose bits have their order.
+PS_DEVICE float warp_largest(float v) { return bits_float(__reduce_max_sync(ALL, float_bits(v))); }
+
+// The scale of a cell's digits, largest / LARGEST to the nearest number (one step behind a product with the inverse is enough) but not
+// below the smallest normal one, and its inverse, which is finite.
+PS_DEVICE float2 digit_scale(float largest) {
+    const float about = largest * (1 / LARGEST), scale = fmaxf(fmaf(fmaf(-about, LARGEST, largest), 1 / LARGEST, about), SMALLEST_NORMAL);
+    return {scale, __frcp_rn(scale)};
+}
+// v / scale = 255 · x + y.  Rounded by adding a number that leaves no room for fractions: instructions that convert are four times as slow.
+PS_DEVICE int2 digits_of(float v, float inverse) {
+    constexpr float ROUND = 12582912.0f;  // 1.5 · 2^23
+    constexpr u32 ROUND_BITS = 0x4b400000;
+    const float q = __fadd_rn(__fmul_rn(v, inverse), ROUND), high = __fadd_rn(__fmul_rn(__fsub_rn(q, ROUND), 1.0f / 255), ROUND);
+    const int whole = static_cast<int>(float_bits(q) - ROUND_BITS), x = static_cast<int>(float_bits(high) - ROUND_BITS);
+    return {x, whole - 255 * x};
+}
+
+PS_DEVICE float largest_of(const float (&v)[8]) {  // of a warp's
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(v[i]));
-    largest = warp_max(largest);
-    // Not below the smallest normal number, so that its inverse is finite.
-    Digits d;
-    d.scale = fmaxf(__fdiv_rn(largest, LARGEST), SMALLEST_NORMAL);
-    const float inverse = __fdiv_rn(1.0f, d.scale);
+    return warp_largest(largest);
+}
+
+// 256 columns of a row, eight to a lane.
+PS_DEVICE Digits to_digits(const float (&v)[8], float largest) {
+    const float2 scale = digit_scale(largest);
     u32 high[2] = {0, 0}, low[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const int q = __float2int_rn(v[i] * inverse);
-        const int h = __float2int_rn(static_cast<float>(q) * (1.0f / 255)), l = q - 255 * h;
-        high[i / 4] |= (h & 255) << i % 4 * 8;
-        low[i / 4] |= (l & 255) << i % 4 * 8;
+        const int2 d = digits_of(v[i], scale.y);
+        high[i / 4] |= (d.x & 255) << i % 4 * 8;
+        low[i / 4] |= (d.y & 255) << i % 4 * 8;
     }
-    d.high = {high[0], high[1]};
-    d.low = {low[0], low[1]};
-    return d;
+    return {{high[0], high[1]}, {low[0], low[1]}, scale.x};
 }
 
 // −1 times four signed bytes, none of them −128.
@@ -76,15 +97,13 @@ PS_DEVICE void store_digits(char* at, const InputPlan& p, int row, int cell, int
     if (lane == 0) scales[cell * 8 + row] = d.scale;
 }
 
-// Rows of floats, or of digits that the kernel before has made; `norm`: divided by their root mean square and multiplied with it.
+// Rows of floats, or an image that the kernel before has made; `norm`: divided by their root mean square and multiplied with it.
 struct Inputs {
-    const float* x;       // [rows, stride] or null
-    const u8* digits;     // [rows, cells, 2, 256] or null
-    const float* scales;  // [rows, cells] with digits
-    const float* norm;    // [width] or null
-    const char* image;    // or null: all forms as they shall lie in shared memory, made by the kernel before
-    int image_forms;      // the forms it holds; with groups one image follows the other
-    int stride, width;    // numbers in a row; columns behind them are zeros
+    const float* x;     // [rows, stride] or null
+    const float* norm;  // [width] or null
+    const char* image;  // or null: all forms as they shall lie in shared memory, made by the kernel before
+    int image_forms;    // the forms it holds; with groups one image follows the other
+    int stride, width;  // numbers in a row; columns behind them are zeros
     float eps;
 };
 
@@ -95,12 +114,13 @@ struct Eight {
 __device__ __noinline__ Eight load_last(const float* x, int at, int width) {
     Eight e;
 #pragma unroll
-    for (int i = 0; i < 8; i++) e.v[i] = at + i < width ? x[at + i] : 0.0f;
+    for (int i = 0; i < 8; i++) e.v[i] = at + i < width ? __ldcg(x + at + i) : 0.0f;
     return e;
 }
+// From the second-level cache: before the kernel before has ended this is not the truth yet, but it must be afterwards.
 PS_DEVICE void load_eight(const float* x, int at, int width, float (&v)[8]) {
     if (at + 8 <= width) {
-        const float4 a = *reinterpret_cast<const float4*>(x + at), b = *reinterpret_cast<const float4*>(x + at + 4);
+        const float4 a = __ldcg(reinterpret_cast<const float4*>(x + at)), b = __ldcg(reinterpret_cast<const float4*>(x + at + 4));
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
     } else {
         const Eight e = load_last(x, at, width);
@@ -109,26 +129,27 @@ PS_DEVICE void load_eight(const float* x, int at, int width, float (&v)[8]) {
     }
 }
 
-constexpr int SCRATCH_FLOATS = 2 * 8 * 64 + 32;  // [squares, largest][rows][cells], then RowScale [rows]
+constexpr int SCRATCH_FLOATS = 2 * 8 * 64;  // [squares, largest][rows][cells]
 
-PS_DEVICE void load_cell(const Inputs& in, int row, int cell, int lane, float (&v)[8], float& squares) {
-    const int column = cell * CELL + lane * 8;
-    load_eight(in.x + static_cast<size_t>(row) * in.stride, column, in.width, v);
-    squares = 0;
+PS_DEVICE void load_cell(const Inputs& in, int row, int cell, int lane, float (&v)[8]) {
+    load_eight(in.x + static_cast<size_t>(row) * in.stride, cell * CELL + lane * 8, in.width, v);
+}
+PS_DEVICE float squares_of(const float (&v)[8]) {  // of a lane's
+    float squares = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) squares += v[i] * v[i];
-    if (in.norm) {
-        float w[8];
-        load_eight(in.norm, column, in.width, w);
+    for (int j = 0; j < 8; j++) squares = fmaf(v[j], v[j], squares);
+    return squares;
+}
+PS_DEVICE void multiply_cell(const Inputs& in, int cell, int lane, float (&v)[8]) {  // with the norm's weights
+    float w[8];
+    load_eight(in.norm, cell * CELL + lane * 8, in.width, w);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] *= w[i];
-    }
+    for (int i = 0; i < 8; i++) v[i] *= w[i];
 }
 
-// v: a cell of a row, normed → all forms wanted.  up: the power of two of the row's halves.
-PS_DEVICE void store_cell(const InputPlan& p, char* at, int row, int cell, int lane, const float (&v)[8], float up) {
+// v: a cell of a row, normed → halves and floats, where they are wanted.  up: the power of two of the row's halves.
+PS_DEVICE void store_floating(const InputPlan& p, char* at, int row, int cell, int lane, const float (&v)[8], float up) {
     const int column = cell * CELL + lane * 8;
-    if (p.forms & DIGITS) store_digits(at, p, row, cell, lane, to_digits(v));
     if (p.forms & HALVES) {
         u32 high[4], low[4];
 #pragma unroll
@@ -150,18 +171,21 @@ PS_DEVICE void store_cell(const InputPlan& p, char* at, int row, int cell, int l
 }
 
 // What the whole row decides: the factor of its norm, and the power of two that brings its largest number to between 512 and
-// 1024 (or whatever, for zeros).  One warp; squares and largest of every cell of the row → the same for all lanes.
+// 1024 (or whatever, for zeros).
 struct RowScale {
     float factor, up, down;
 };
+PS_DEVICE RowScale whole_row(float mean_square, float largest, bool norm, float eps) {
+    const float factor = norm ? inverse_root(mean_square + eps) : 1.0f;
+    const int exponent = static_cast<int>(float_bits(largest * factor) >> 23 & 255);
+    const int shift = min(max(127 + 9 - exponent, -120), 120);
+    return {factor, bits_float(static_cast<u32>(127 + shift) << 23), bits_float(static_cast<u32>(127 - shift) << 23)};
+}
+// One warp; squares and largest of every cell of the row → the same for all lanes.
 PS_DEVICE RowScale row_scale(const float* squares, const float* largest, int cells, int width, bool norm, float eps, int lane) {
     float sum = lane < cells ? squares[lane] : 0.0f, most = lane < cells ? largest[lane] : 0.0f;
     if (lane + WARP < cells) sum += squares[lane + WARP], most = fmaxf(most, largest[lane + WARP]);
-    sum = warp_sum(sum), most = warp_max(most);
-    const float factor = norm ? 1.0f / sqrtf(sum / static_cast<float>(width) + eps) : 1.0f;
-    const int exponent = static_cast<int>(float_bits(most * factor) >> 23 & 255);
-    const int shift = min(max(127 + 9 - exponent, -120), 120);
-    return {factor, bits_float(static_cast<u32>(127 + shift) << 23), bits_float(static_cast<u32>(127 - shift) << 23)};
+    return whole_row(warp_sum(sum) / static_cast<float>(width), warp_largest(most), norm, eps);
 }
 
 // One thread: asks for an image's planes.  They are in place when `bar` completes its first phase.
@@ -179,64 +203,56 @@ PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int g
     bulk_copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
 }
 
-// Where a kernel's inputs may come from.  Code that is never run still has to be fetched past, and most of a decode kernel's
-// instructions run once: kernels are made for the source they have.
-enum Source { IMAGE, READY_DIGITS, ANYTHING };
+// Where a kernel's inputs come from: an image or rows of floats.  Code that is never run still has to be fetched past, and most of a decode
+// kernel's instructions run once: kernels are made for the source they have.
+enum Source { IMAGE, ROWS };
 
-// All threads of the block, after the kernel before has ended; at most 64 cells.  Squares are added within a cell, then over the
-// cells: an order that depends on neither the number of warps nor that of rows.
-template <int WARPS, Source SOURCE>
-PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch, u64* bar, int group) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL;
-    if (SOURCE == IMAGE || (SOURCE == ANYTHING && in.image)) {  // `bar` was initialised before a barrier of the block
-        if (threadIdx.x == 0) fetch_image(in, p, at, group, bar);
-        barrier_wait(bar, 0);
-        return;
-    }
-    auto for_all = [&](auto work) {
-        int row = warp / cells, cell = warp % cells;
-#pragma unroll 1
-        while (row < p.rows) {
-            work(row, cell);
-            for (cell += WARPS; cell >= cells; cell -= cells) row++;
-        }
+// All threads of a block of WARPS warps: the forms of rows of floats.  Squares are added within a cell, then over the cells: an order that
+// depends on neither the number of warps nor that of rows.  Digits do not wait for the norm, which goes into their scale.
+// wait: until the kernel before has ended.
+template <int WARPS, class Wait>
+PS_DEVICE void prepare(const Inputs& in, const InputPlan& p, char* at, float* scratch, const Wait& wait) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cells = p.columns / CELL, all = p.rows * cells;
+    float* scales = reinterpret_cast<float*>(at + p.scales_at());
+    float v[8], next[8], weights[8];
+    int weights_of = warp % cells;  // the cell whose weights those are
+    if (in.norm) load_eight(in.norm, weights_of * CELL + lane * 8, in.width, weights);
+    wait();
+    auto multiply = [&](int cell) {
+        if (!in.norm) return;
+        if (cell != weights_of) load_eight(in.norm, cell * CELL + lane * 8, in.width, weights), weights_of = cell;
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= weights[j];
     };
-    if (SOURCE == READY_DIGITS || in.digits) {
-        for_all([&](int row, int cell) {
-            const int i = row * cells + cell;
-            const u8* from = in.digits + static_cast<size_t>(i) * 2 * CELL + lane * 8;
-            const Digits d = {load8(from), load8(from + CELL), in.scales[i]};
-            store_digits(at, p, row, cell, lane, d);
-        });
-        __syncthreads();
-        return;
-    }
-    const bool whole = in.norm || p.forms & HALVES;  // something of the whole row is needed first
-    RowScale* rows = reinterpret_cast<RowScale*>(scratch + SCRATCH_FLOATS - 32);
-    if (whole) {
-        for_all([&](int row, int cell) {
-            float v[8], squares, largest = 0;
-            load_cell(in, row, cell, lane, v, squares);
+    if (warp < all) load_cell(in, warp / cells, warp % cells, lane, next);
+#pragma unroll 1
+    for (int i = warp; i < all; i += WARPS) {
+        const int row = i / cells, cell = i - row * cells, after = i + WARPS;
 #pragma unroll
-            for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(v[j]));
-            squares = warp_sum(squares), largest = warp_max(largest);
-            if (lane == 0) scratch[row * 64 + cell] = squares, scratch[512 + row * 64 + cell] = largest;
-        });
-        __syncthreads();
-        for (int r = warp; r < p.rows; r += WARPS) {
-            const RowScale scale = row_scale(scratch + r * 64, scratch + 512 + r * 64, cells, in.width, in.norm, in.eps, lane);
-            if (lane == 0) rows[r] = scale;
-            if (p.forms & HALVES && lane == 0) reinterpret_cast<float*>(at + p.scales_at())[cells * 8 + r] = scale.down;
+        for (int j = 0; j < 8; j++) v[j] = next[j];
+        if (after < all) load_cell(in, after / cells, after % cells, lane, next);
+        const float squares = in.norm ? warp_sum(squares_of(v)) : 0.0f;
+        multiply(cell);
+        const float largest = largest_of(v);
+        if (p.forms & DIGITS) store_digits(at, p, row, cell, lane, to_digits(v, largest));
+        if (lane == 0) scratch[row * 64 + cell] = squares, scratch[512 + row * 64 + cell] = largest;
+    }
+    __syncthreads();
+    if (!in.norm && !(p.forms & (HALVES | FLOATS))) return;  // nothing of the whole row is needed
+#pragma unroll 1
+    for (int i = warp; i < all; i += WARPS) {
+        const int row = i / cells, cell = i - row * cells;
+        const RowScale whole = row_scale(scratch + row * 64, scratch + 512 + row * 64, cells, in.width, in.norm, in.eps, lane);
+        if (lane == 0 && p.forms & DIGITS) scales[cell * 8 + row] *= whole.factor;
+        if (!(p.forms & (HALVES | FLOATS))) continue;
+        if (lane == 0 && cell == 0) scales[cells * 8 + row] = whole.down;
+        if (all > WARPS) {  // else they are those that the warp has
+            load_cell(in, row, cell, lane, v);
+            multiply(cell);
         }
-        __syncthreads();
-    }
-    for_all([&](int row, int cell) {  // the numbers once more, from the first-level cache
-        float v[8], squares;
-        load_cell(in, row, cell, lane, v, squares);
-        const float factor = whole ? rows[row].factor : 1.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= factor;
-        store_cell(p, at, row, cell, lane, v, whole ? rows[row].up : 1.0f);
-    });
+        for (int j = 0; j < 8; j++) v[j] *= whole.factor;
+        store_floating(p, at, row, cell, lane, v, whole.up);
+    }
     __syncthreads();
 }

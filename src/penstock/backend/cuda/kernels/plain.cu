@@ -140,8 +140,8 @@ struct Scores {
 // grid: (blocks, rows); shared memory: heads · (dim + 1) floats
 extern "C" __global__ void __launch_bounds__(THREADS) score_rows(const __grid_constant__ Scores p) {
     extern __shared__ float shared_floats[];
-    let_next_start();
     wait_for_previous();
+    let_next_start();  // only now: see indexer.cu
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.y;
     const int visible = (p.positions[row] + 1) / p.ratio;
     if (visible <= p.enough || static_cast<int>(blockIdx.x) * WARPS >= visible) return;

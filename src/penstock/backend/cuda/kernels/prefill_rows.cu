@@ -68,6 +68,51 @@ struct Grouping {
     int rows, most;  // most items of a tile
 };
 
+// One warp, one row: the best `count` experts, ties to the lower id, or the table's → ids and weights [count]
+PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights) {
+    const float* logits = r.logits + static_cast<size_t>(row) * r.experts;
+    auto score_of = [&](int e) { return router_score(__ldcg(logits + e)); };
+    auto key = [&](int e) { return score_key(score_of(e) + (r.bias ? r.bias[e] : 0.0f)); };
+    if (r.table) {
+        if (lane < r.count) ids[lane] = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
+    } else {
+        u32 keys[MAX_PER_LANE];  // 0: none, or taken
+#pragma unroll
+        for (int j = 0; j < MAX_PER_LANE; j++) {
+            const int e = lane + j * WARP;
+            keys[j] = e < r.experts ? key(e) : 0;
+        }
+#pragma unroll 1
+        for (int k = 0; k < r.count; k++) {
+            u32 best[MAX_PER_LANE], own = 0;  // own: which of this lane's keys is the best one
+#pragma unroll
+            for (int j = 0; j < MAX_PER_LANE; j++) best[j] = keys[j];
+#pragma unroll
+            for (int d = 1; d < MAX_PER_LANE; d *= 2)
+#pragma unroll
+                for (int j = 0; j + d < MAX_PER_LANE; j += 2 * d) best[j] = max(best[j], best[j + d]);
+            const u32 top = __reduce_max_sync(ALL, best[0]);
+#pragma unroll
+            for (int j = 0; j < MAX_PER_LANE; j++) own |= keys[j] == top ? 1u << j : 0;
+            const u32 place = __ffs(own) - 1, id = own ? lane + place * WARP : 0xffffffffu;
+            u32 lanes = __ballot_sync(ALL, own);
+            if (lanes & (lanes - 1)) lanes = __ballot_sync(ALL, id == __reduce_min_sync(ALL, id));
+            if (lanes >> lane & 1) {
+                ids[k] = static_cast<int>(id);
+#pragma unroll
+                for (int j = 0; j < MAX_PER_LANE; j++) keys[j] = j == place ? 0u : keys[j];
+            }
+        }
+    }
+    __syncwarp();
+    float scores[MAX_COUNT], sum = 1e-20f;
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) scores[k] = k < r.count ? score_of(ids[k]) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) sum += scores[k];
+    if (lane < r.count) weights[lane] = (r.normalize ? __fdiv_rn(score_of(ids[lane]), sum) : score_of(ids[lane])) * r.scale;
+}
+
 // A warp a row
 extern "C" __global__ void __launch_bounds__(256) route_rows(const __grid_constant__ Grouping p) {
     let_next_start();

@@ -4,7 +4,7 @@
 
 #include "common.cuh"
 
-constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_PAIRS = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12;
+constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_PAIRS = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12, MAX_PARTS = 8;
 
 struct Routing {
     const float* logits;  // [parts, rows, experts]: parts add up to logits
@@ -24,183 +24,212 @@ struct Chosen {
 // An expert and up to four of the rows that chose it: as many as one tensor-core operand has room for, both digits.
 constexpr int JOB_ROWS = 4;
 struct Job {
-    int expert, rows;    // rows: how many
-    int row[JOB_ROWS];
-    int slot[JOB_ROWS];  // the expert's place in the row's choice
-    float weight[JOB_ROWS];
+    int expert, rows, first;  // rows: how many; first: of its pairs
+    int row[JOB_ROWS], padding;
 };
 struct Jobs {
-    int count, padding[3];
-    Job job[MAX_PAIRS];  // rising by expert, so that a row's experts come in an order of its own
+    int count, pairs, padding[2];
+    int vector[MAX_PAIRS];    // a pair of row and expert, in the jobs' order: row · count + the expert's place in the row's choice
+    float weight[MAX_PAIRS];
+    Job job[MAX_PAIRS];       // rising by expert, so that a row's experts come in an order of its own
 };
-constexpr int JOB_WORDS = sizeof(Job) / 4;
+constexpr int JOB_WORDS = sizeof(Job) / 4, WORDS_BEFORE_JOBS = 4 + 2 * MAX_PAIRS;
+
+constexpr int MAX_EXPERTS = MAX_PER_LANE * WARP, MAX_CANDIDATES = MAX_PER_LANE * MAX_COUNT;
 
 // In shared memory.
 struct Choice {
     Chosen chosen;
-    int before[MAX_PAIRS];  // rows before this pair's that chose its expert; −1: not a pair
+    u32 candidates[MAX_ROWS * MAX_CANDIDATES];  // keys of the best of every 32 experts, zeros behind them
+    u16 candidate_ids[MAX_ROWS * MAX_CANDIDATES];
+    u32 rows_of[MAX_EXPERTS];       // a bit for every row that chose the expert
+    u32 jobs_before[MAX_PER_LANE];  // of the experts of the warps before: jobs, and pairs in the upper half
     Jobs jobs;
 };
 
-__device__ __noinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
+// sqrt(log(1 + e^x)), to about 3e-7 of it.  log(1 + t) = 2 atanh z, z = t / (2 + t) ≤ 1/3: a few products where log1pf has a branch and
+// forty instructions, one behind the other.
+PS_DEVICE float router_score(float x) {
+    const float t = expf(-fabsf(x)), z = __fdividef(t, 2.0f + t), square = z * z;
+    float series = 2.0f / 15;
+#pragma unroll
+    for (int k = 13; k > 0; k -= 2) series = fmaf(series, square, 2.0f / k);
+    float score;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(score) : "f"(fmaf(series, z, fmaxf(x, 0.0f))));
+    return score;
+}
 
 // Scores in an order that integers have too; never 0.
 PS_DEVICE u32 score_key(float score) { return static_cast<u32>(rank_of(score, 0) >> 32); }
 
-// One warp, one row: the best `count` keys, ties to the lower id, or the table's → ids and weights [count]
-template <class Key, class Score>
-PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights, const Key& key, const Score& score_of) {
-    int mine = 0;  // lane k: the id of place k
-    if (r.table) {
-        if (lane < r.count) mine = r.table[static_cast<size_t>(r.tokens[row]) * r.count + lane];
-    } else {
-        u32 keys[MAX_PER_LANE];  // 0: none, or taken
-#pragma unroll
-        for (int j = 0; j < MAX_PER_LANE; j++) {
-            keys[j] = 0;
-            if (j * WARP >= r.experts) continue;  // the same for all lanes
-            const int e = lane + j * WARP;
-            if (e < r.experts) keys[j] = key(e);
-        }
-#pragma unroll 1
-        for (int k = 0; k < r.count; k++) {
-            u32 best = 0, id = 0xffffffffu;
-#pragma unroll
-            for (int j = MAX_PER_LANE - 1; j >= 0; j--)
-                if (keys[j] >= best && keys[j]) best = keys[j], id = lane + j * WARP;
-            const u32 top = __reduce_max_sync(ALL, best);
-            const u32 chosen = __reduce_min_sync(ALL, best == top ? id : 0xffffffffu);
-#pragma unroll
-            for (int j = 0; j < MAX_PER_LANE; j++) keys[j] = chosen == lane + j * WARP ? 0u : keys[j];
-            if (lane == k) mine = static_cast<int>(chosen);
-        }
-    }
-    const float score = lane < r.count ? score_of(mine) : 0.0f;
-    float sum = 1e-20f;
-#pragma unroll 1
-    for (int k = 0; k < r.count; k++) sum += __shfl_sync(ALL, score, k);
-    if (lane < r.count) {
-        ids[lane] = mine;
-        weights[lane] = (r.normalize ? score / sum : score) * r.scale;
-    }
-}
+PS_DEVICE int padded_experts(const Routing& r) { return (r.experts + WARP - 1) / WARP * WARP; }
 
-// The same from logits in memory.
-PS_DEVICE void choose_row(const Routing& r, int row, int lane, int* ids, float* weights) {
-    const float* logits = r.logits + static_cast<size_t>(row) * r.experts;
-    auto score = [&](int e) { return router_score(__ldcg(logits + e)); };
-    auto key = [&](int e) { return score_key(score(e) + (r.bias ? r.bias[e] : 0.0f)); };
-    choose_row(r, row, lane, ids, weights, key, score);
+// How many of N keys are better than `own`, or the same and before it; they lie in shared memory, all lanes read the same ones.
+template <int N>
+PS_DEVICE int better(const u32* keys, u32 own, int place) {
+    int count = 0;
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+        const uint4 four = load16(keys + j);
+        count += four.x > own || (four.x == own && j < place);
+        count += four.y > own || (four.y == own && j + 1 < place);
+        count += four.z > own || (four.z == own && j + 2 < place);
+        count += four.w > own || (four.w == own && j + 3 < place);
+    }
+    return count;
 }
 
 // One warp.  A table may name an expert twice: its first place has the weight of both.
 PS_DEVICE void jobs_of_one_row(const Routing& r, Choice& c, int lane) {
-    __syncwarp();
-    const int id = lane < r.count ? c.chosen.ids[0][lane] : -1;
-    const float own = lane < r.count ? c.chosen.weights[0][lane] : 0.0f;
-    bool again = false;
-    float weight = 0;
-    int job = 0;
-#pragma unroll 1
-    for (int k = 0; k < r.count; k++) {
-        const float other = __shfl_sync(ALL, own, k);
-        if (__shfl_sync(ALL, id, k) == id) weight += other, again |= k < lane;
+    int job = 0, ids[MAX_COUNT];
+    float weight = 0, weights[MAX_COUNT];
+    u32 again = 0;
+    const int id = c.chosen.ids[0][lane % MAX_COUNT];
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) ids[k] = c.chosen.ids[0][k], weights[k] = c.chosen.weights[0][k];
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) {
+        const bool same = k < r.count && ids[k] == id;
+        weight += same ? weights[k] : 0.0f, again |= same && k < lane;
     }
-    const bool first = lane < r.count && !again;
-    const u32 firsts = __ballot_sync(ALL, first);
-#pragma unroll 1
-    for (int k = 0; k < r.count; k++) {
-        const int other = __shfl_sync(ALL, id, k);
-        job += (firsts >> k & 1) && other < id;
-    }
-    if (first) {
+    const u32 firsts = __ballot_sync(ALL, lane < r.count && !again);  // places that no earlier one has the same id as
+#pragma unroll
+    for (int k = 0; k < MAX_COUNT; k++) job += (firsts >> k & 1) & (ids[k] < id);
+    if (firsts >> lane & 1) {
         Job& to = c.jobs.job[job];
-        to.expert = id, to.rows = 1, to.row[0] = 0, to.slot[0] = lane, to.weight[0] = weight;
+        to.expert = id, to.rows = 1, to.first = job, to.row[0] = 0;
+        c.jobs.vector[job] = lane, c.jobs.weight[job] = weight;
     }
-    if (lane == 0) c.jobs.count = __popc(firsts);
+    if (lane == 0) c.jobs.count = c.jobs.pairs = __popc(firsts);
 }
 
-// All threads of a block.  scratch: two numbers for every row and expert.  Pair i is (row i / 8, place i % 8).
+// All threads of a block, at least as many as experts.  scratch: two numbers for every row and expert, experts by 32.
 PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, i = threadIdx.x, all = rows * r.experts;
-    u32* keys = reinterpret_cast<u32*>(scratch + all);
+    const int padded = padded_experts(r);
+    u32* keys = reinterpret_cast<u32*>(scratch + rows * padded);
+    if (i < r.experts) c.rows_of[i] = 0;
+    for (int k = i; k < rows * MAX_CANDIDATES; k += blockDim.x) c.candidates[k] = 0;
 #pragma unroll 1
-    for (int k = i; k < all; k += blockDim.x) {
-        float logit = 0;
-#pragma unroll 4
-        for (int part = 0; part < r.parts; part++) logit += __ldcg(r.logits + part * all + k);
+    for (int at = i; at < rows * padded; at += blockDim.x) {
+        const int row = at / padded, expert = at - row * padded, k = row * r.experts + expert;
+        if (expert >= r.experts) {
+            keys[at] = 0;  // worse than all
+            continue;
+        }
+        float parts[MAX_PARTS], logit = 0;
+#pragma unroll
+        for (int part = 0; part < MAX_PARTS; part++) parts[part] = part < r.parts ? __ldcg(r.logits + part * all + k) : 0.0f;
+#pragma unroll
+        for (int part = 0; part < MAX_PARTS; part++) logit += parts[part];
         const float score = router_score(logit);
-        scratch[k] = score;
-        keys[k] = score_key(score + (r.bias ? r.bias[k % r.experts] : 0.0f));
+        scratch[at] = score;
+        keys[at] = score_key(score + (r.bias ? r.bias[expert] : 0.0f));
     }
     __syncthreads();
+    // The best of every 32 experts, then the best of those, each by how many are better: all comparisons side by side.
+    const int groups = (r.experts + WARP - 1) / WARP, candidates = groups * r.count;
+    if (r.table) {
+        if (const int row = i / MAX_COUNT, k = i % MAX_COUNT; row < rows && k < r.count)
+            c.chosen.ids[row][k] = r.table[static_cast<size_t>(r.tokens[row]) * r.count + k];
+    } else {
 #pragma unroll 1
-    for (int row = warp; row < rows; row += blockDim.x / WARP) {
-        const int first = row * r.experts;
-        choose_row(r, row, lane, c.chosen.ids[row], c.chosen.weights[row], [&](int e) { return keys[first + e]; },
-                   [&](int e) { return scratch[first + e]; });
+        for (int unit = warp; unit < rows * groups; unit += blockDim.x / WARP) {
+            const int row = unit / groups, group = unit - row * groups, id = group * WARP + lane;
+            const u32* from = keys + row * padded + group * WARP;
+            const int rank = better<WARP>(from, from[lane], lane);
+            if (rank < r.count) {
+                const int at = row * MAX_CANDIDATES + group * r.count + rank;
+                c.candidates[at] = from[lane], c.candidate_ids[at] = static_cast<u16>(id);
+            }
+        }
+        __syncthreads();
+        const int each = (candidates + WARP - 1) / WARP;
+#pragma unroll 1
+        for (int unit = warp; unit < rows * each; unit += blockDim.x / WARP) {
+            const int row = unit / each, mine = (unit - row * each) * WARP + lane;
+            const u32* from = c.candidates + row * MAX_CANDIDATES;
+            int rank = MAX_COUNT;
+            if (mine < candidates) {
+                rank = 0;
+#pragma unroll 1
+                for (int at = 0; at < candidates; at += 8) rank += better<8>(from + at, from[mine], mine - at);
+            }
+            if (rank < r.count) c.chosen.ids[row][rank] = c.candidate_ids[row * MAX_CANDIDATES + mine];
+        }
+    }
+    __syncthreads();
+    if (const int row = i / MAX_COUNT, k = i % MAX_COUNT; row < rows && k < r.count) {
+        const int* ids = c.chosen.ids[row];
+        float sum = 1e-20f, own = scratch[row * padded + ids[k]];
+#pragma unroll
+        for (int j = 0; j < MAX_COUNT; j++) sum += j < r.count ? scratch[row * padded + ids[j]] : 0.0f;
+        c.chosen.weights[row][k] = (r.normalize ? __fdiv_rn(own, sum) : own) * r.scale;
+        if (rows > 1) atomicOr(&c.rows_of[min(static_cast<u32>(ids[k]), MAX_EXPERTS - 1u)], 1u << row);
     }
     if (rows == 1) {
+        __syncwarp();
         if (warp == 0) jobs_of_one_row(r, c, lane);
-        __syncthreads();
-        return;
     }
     __syncthreads();
-    const int row = i / MAX_COUNT, place = i % MAX_COUNT, pairs = rows * MAX_COUNT;
-    const int* ids = &c.chosen.ids[0][0];
-    int id = 0, before = -1;
-    float weight = 0;
-    if (i < pairs) {
-        if (place < r.count) {
-            id = ids[i], before = 0;
-#pragma unroll 1
-            for (int k = 0; k < row; k++) {
-                bool has = false;
-#pragma unroll 1
-                for (int j = 0; j < r.count; j++) has |= ids[k * MAX_COUNT + j] == id;
-                before += has;
-            }
-#pragma unroll 1
-            for (int j = 0; j < r.count; j++) {  // a table may name an expert twice: its first place has the weight of both
-                if (ids[row * MAX_COUNT + j] != id) continue;
-                if (j < place) before = -1;
-                weight += c.chosen.weights[row][j];
-            }
-        }
-        c.before[i] = before;
+    if (rows == 1) return;
+    // An expert a thread: how many jobs and pairs are before its own, by bits that the warp counts.
+    const u32 mine = i < r.experts ? c.rows_of[i] : 0, before = (1u << lane) - 1;
+    const int pairs = __popc(mine), jobs = (pairs + JOB_ROWS - 1) / JOB_ROWS;
+    u32 sums = 0, total = 0;  // jobs, and pairs in the upper half
+#pragma unroll
+    for (int bit = 0; bit < 4; bit++) {  // at most eight pairs
+        const u32 has = __ballot_sync(ALL, pairs >> bit & 1);
+        sums += __popc(has & before) << (16 + bit), total += __popc(has) << (16 + bit);
     }
+#pragma unroll
+    for (int bit = 0; bit < 2; bit++) {  // at most two jobs
+        const u32 has = __ballot_sync(ALL, jobs >> bit & 1);
+        sums += __popc(has & before) << bit, total += __popc(has) << bit;
+    }
+    if (lane == 0 && warp < MAX_PER_LANE) c.jobs_before[warp] = total;
     __syncthreads();
-    if (i < pairs) {
-        int job = before / JOB_ROWS, count = 0;
-#pragma unroll 2
-        for (int j = 0; j < pairs; j++) {
-            const bool begins = c.before[j] >= 0 && c.before[j] % JOB_ROWS == 0;
-            count += begins, job += begins && ids[j] < id;
-        }
-        if (before >= 0) {
-            const int at = before % JOB_ROWS;
+    const int warps = (r.experts + WARP - 1) / WARP;
+    if (i == 0) {
+        u32 every = 0;
+#pragma unroll 1
+        for (int w = 0; w < warps; w++) every += c.jobs_before[w];
+        c.jobs.count = every & 0xffff, c.jobs.pairs = every >> 16;
+    }
+    if (mine) {
+#pragma unroll 1
+        for (int w = 0; w < warp; w++) sums += c.jobs_before[w];
+        int job = sums & 0xffff, pair = sums >> 16, at = 0;
+#pragma unroll 1
+        for (u32 left = mine; left; left &= left - 1, pair++) {
+            const int row = __ffs(left) - 1;
+            int place = -1;
+            float weight = 0;
+#pragma unroll 1
+            for (int k = 0; k < r.count; k++) {  // a table may name an expert twice: its first place has the weight of both
+                if (c.chosen.ids[row][k] != i) continue;
+                if (place < 0) place = k;
+                weight += c.chosen.weights[row][k];
+            }
+            c.jobs.vector[pair] = row * r.count + place, c.jobs.weight[pair] = weight;
             Job& to = c.jobs.job[job];
-            to.expert = id, to.row[at] = row, to.slot[at] = place, to.weight[at] = weight;
-            int together = at + 1;  // whoever comes last in the job says how many they are
-#pragma unroll 1
-            for (int j = (row + 1) * MAX_COUNT; j < pairs; j++)
-                if (c.before[j] > before && ids[j] == id) together = 0;
-            if (together || at == JOB_ROWS - 1) to.rows = at + 1;
+            if (at == 0) to.expert = i, to.first = pair;
+            to.row[at++] = row, to.rows = at;
+            if (at == JOB_ROWS) at = 0, job++;
         }
-        if (i == 0) c.jobs.count = count;
     }
     __syncthreads();
 }
 
 // All threads of a block: jobs ↔ memory
 PS_DEVICE void write_jobs(const Jobs& from, Jobs* to) {
-    for (int i = threadIdx.x; i < 4 + from.count * JOB_WORDS; i += blockDim.x)
+    for (int i = threadIdx.x; i < WORDS_BEFORE_JOBS + from.count * JOB_WORDS; i += blockDim.x)
         reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(&from)[i];
     __threadfence();
     __syncthreads();
 }
 PS_DEVICE void read_jobs(const Jobs* from, Jobs& to, int most) {
-    for (int i = threadIdx.x; i < 4 + most * JOB_WORDS; i += blockDim.x)
+    for (int i = threadIdx.x; i < WORDS_BEFORE_JOBS + most * JOB_WORDS; i += blockDim.x)
         reinterpret_cast<u32*>(&to)[i] = __ldcg(reinterpret_cast<const u32*>(from) + i);
     __syncthreads();
 }

@@ -5,13 +5,14 @@
 
 constexpr int STREAMS = 4, MIX = 24, PARTIAL = 32;  // 24 products, the sum of squares, padding
 
-// 1 / v to within one unit in the last place: forty of them follow each other in `sinkhorn`, which brings errors back in.
+// 1 / v to within one unit in the last place, infinity becomes 0.  Forty of them follow each other in `sinkhorn`, which brings errors
+// back in.
 PS_DEVICE float inverse_of(float v) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
     return r;
 }
-PS_DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
+PS_DEVICE float sigmoid(float v) { return inverse_of(1.0f + expf(-v)); }
 
 // One warp, lane 4 i + j of the first sixteen has logit (i, j): the matrix made doubly stochastic, columns last (spec §3.2) → out [16]
 PS_DEVICE void sinkhorn(float logit, int iterations, float eps, int lane, float* scratch, float* out) {

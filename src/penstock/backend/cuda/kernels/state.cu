@@ -28,6 +28,7 @@ struct Remember {
     const int* positions;      // [rows]
     char* const* states;       // [rows]
     const float* frequencies;  // [rope / 2]
+    const float2* turns;       // [rows, rope / 2]: cosine and sine of a row's position
     Compressor compressors[2];
     int dim, rope, kind, rows, kv_stride;  // kind: of window and compressed rows
     float eps;
@@ -40,58 +41,64 @@ struct Turns {
     int half;
 };
 
-// Once a token for every set of frequencies: in double, because positions reach a million.
+// In double, because positions reach a million.
+PS_DEVICE float2 turn_by(int position, float frequency) {
+    double sine, cosine;
+    sincos(static_cast<double>(position) * static_cast<double>(frequency), &sine, &cosine);
+    return {static_cast<float>(cosine), static_cast<float>(sine)};
+}
+
+// Once a token for every set of frequencies.
 extern "C" __global__ void make_turns(const __grid_constant__ Turns p) {
     let_next_start();
     wait_for_previous();
-    for (int i = threadIdx.x; i < p.half; i += blockDim.x) {
-        double sine, cosine;
-        sincos(static_cast<double>(p.positions[blockIdx.x]) * static_cast<double>(p.frequencies[i]), &sine, &cosine);
-        p.turns[blockIdx.x * p.half + i] = {static_cast<float>(cosine), static_cast<float>(sine)};
-    }
+    for (int i = threadIdx.x; i < p.half; i += blockDim.x)
+        p.turns[blockIdx.x * p.half + i] = turn_by(p.positions[blockIdx.x], p.frequencies[i]);
 }
 
-PS_DEVICE float block_sum(float v, float* scratch) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    v = warp_sum(v);
-    __syncthreads();
-    if (lane == 0) scratch[warp] = v;
-    __syncthreads();
-    float sum = 0;
-    for (int w = 0; w < THREADS / WARP; w++) sum += scratch[w];
-    return sum;
-}
-
-// row [dim] in shared memory: norm, rotation of the last `rope` dims by `position` → out
-PS_DEVICE void norm_rotate_store(float* row, const float* norm, int dim, int rope, const float* frequencies, int position, float eps,
-                                 float* scratch, char* out, int kind) {
+// row [dim], anywhere: norm, rotation of the last `rope` channels by `turn`, a number of a pair → its cosine and sine → out.
+template <class Turn>
+PS_DEVICE void norm_rotate_store(const float* row, const float* norm, int dim, int rope, float eps, char* out, int kind, const Turn& turn) {
+    __shared__ float sums[THREADS / WARP];
+    constexpr int PAIRS = MAX_DIM / 2 / THREADS;  // of a thread
+    float2 v[PAIRS], weight[PAIRS], by[PAIRS];
     float squares = 0;
-    for (int i = threadIdx.x; i < dim; i += THREADS) squares += row[i] * row[i];
-    const float factor = 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(dim) + eps);
-    for (int i = threadIdx.x; i < dim; i += THREADS) row[i] = row[i] * factor * norm[i];
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++) {
+        const int i = 2 * (threadIdx.x + k * THREADS);
+        v[k] = {0, 0}, by[k] = {1, 0};
+        if (i < dim) v[k] = *reinterpret_cast<const float2*>(row + i), weight[k] = *reinterpret_cast<const float2*>(norm + i);
+        if (i < dim && i >= dim - rope) by[k] = turn((i - (dim - rope)) / 2);
+        squares = fmaf(v[k].x, v[k].x, fmaf(v[k].y, v[k].y, squares));
+    }
+    squares = warp_sum(squares);
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = squares;
     __syncthreads();
-    for (int i = threadIdx.x; i < dim - rope; i += THREADS) store_row(out, kind, i, row[i]);
-    for (int i = threadIdx.x; i < rope / 2; i += THREADS) {
-        double sine, cosine;
-        sincos(static_cast<double>(position) * static_cast<double>(frequencies[i]), &sine, &cosine);
-        const float s = static_cast<float>(sine), c = static_cast<float>(cosine);
-        const float a = row[dim - rope + 2 * i], b = row[dim - rope + 2 * i + 1];
-        store_row(out, kind, dim - rope + 2 * i, a * c - b * s);
-        store_row(out, kind, dim - rope + 2 * i + 1, a * s + b * c);
+    squares = 0;
+#pragma unroll
+    for (int w = 0; w < THREADS / WARP; w++) squares += sums[w];
+    const float factor = 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++) {
+        const int i = 2 * (threadIdx.x + k * THREADS);
+        if (i >= dim) break;
+        const float a = v[k].x * factor * weight[k].x, b = v[k].y * factor * weight[k].y;
+        store_row(out, kind, i, a * by[k].x - b * by[k].y);
+        store_row(out, kind, i + 1, a * by[k].y + b * by[k].x);
     }
 }
 
 // grid: (1 + compressors, rows)
 extern "C" __global__ void __launch_bounds__(THREADS) remember(const __grid_constant__ Remember p) {
-    __shared__ float row[MAX_DIM], scratch[THREADS / WARP];
-    let_next_start();
+    __shared__ __align__(8) float row[MAX_DIM];
     wait_for_previous();
+    let_next_start();  // only now: attention reads queries before it waits for this kernel
     const int r = blockIdx.y, position = p.positions[r];
     char* state = p.states[r];
     if (blockIdx.x == 0) {
-        for (int i = threadIdx.x; i < p.dim; i += THREADS) row[i] = p.kv[static_cast<size_t>(r) * p.kv_stride + i];
         char* out = state + p.window.at + static_cast<size_t>(position % p.window.capacity) * p.window.apart;
-        norm_rotate_store(row, p.norm, p.dim, p.rope, p.frequencies, position, p.eps, scratch, out, p.kind);
+        norm_rotate_store(p.kv + static_cast<size_t>(r) * p.kv_stride, p.norm, p.dim, p.rope, p.eps, out, p.kind,
+                          [&](int pair) { return p.turns[r * (p.rope / 2) + pair]; });
         return;
     }
     const Compressor& c = p.compressors[blockIdx.x - 1];
@@ -139,5 +146,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) remember(const __grid_cons
     }
     __syncthreads();
     char* out = state + c.rows.at + static_cast<size_t>(window) * c.rows.apart;
-    norm_rotate_store(row, c.norm, c.dim, p.rope, p.frequencies, begin, p.eps, scratch, out, p.kind);
+    norm_rotate_store(row, c.norm, c.dim, p.rope, p.eps, out, p.kind, [&](int pair) { return turn_by(begin, p.frequencies[pair]); });
 }

@@ -1,0 +1,116 @@
+"""The workers that are here: who they are, and which layers each of them runs."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.cluster.agreement import Hello
+from penstock.cluster.control import Control
+from penstock.cluster.message import Message, take
+from penstock.cluster.split import Machine, layer_bytes, model_head_layers, split
+from penstock.errors import ClusterError
+from penstock.weights.checkpoint import Checkpoint
+
+
+class Member:
+    """A worker that is here, and what it has told."""
+
+    def __init__(self, control: Control, said: Hello):
+        self.control, self.said = control, said
+        self.name = f"{said.name} ({control.there})"
+        self.layers = range(0)
+        self.ready, self.connected = threading.Event(), threading.Event()  # has its weights; is in the group
+        self.failure: str | None = None
+        self.loaded = (0, 0)  # bytes, and in all
+        self.stats: dict[str, Any] = {}
+        self.heard = time.monotonic()
+
+    def hear(self, message: Message) -> None:
+        """What it says of itself."""
+        self.heard = time.monotonic()
+        if message.kind == "tick":
+            self.stats = message.fields
+        elif message.kind == "loading":
+            done, total = take(message.fields, done=int, total=int)
+            self.loaded = (done, total)
+        elif message.kind == "ready":
+            self.ready.set()
+        elif message.kind == "connected":
+            self.connected.set()
+        elif message.kind == "failed":
+            (why,) = take(message.fields, why=str)
+            raise ClusterError(why)
+
+    def wait(self, event: threading.Event) -> None:
+        """Raises ClusterError if the worker is lost before that."""
+        event.wait()
+        if self.failure is not None:
+            raise ClusterError(self.failure)
+
+    def lose(self, why: str) -> str:
+        """Nobody waits for it any more."""
+        self.failure = f"worker {self.name}: {why}"
+        self.ready.set()
+        self.connected.set()
+        self.control.close()
+        return self.failure
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.said.name,
+            "address": self.control.there,
+            "layers": [self.layers.start, self.layers.stop],
+            "seen_seconds_ago": round(time.monotonic() - self.heard, 1),
+            **self.stats,
+        }
+
+
+class Tiling:
+    """Which layers each stage runs.  Once it is made it stays, whoever comes and goes."""
+
+    def __init__(self, checkpoint: Checkpoint, stages: int, own: range | None):
+        self._checkpoint, self._stages, self._own = checkpoint, stages, own
+        self.tiles: list[range] = []  # by stage, once all are known
+
+    @property
+    def head(self) -> range:
+        """The layers of the head, as far as can be said before the others are here."""
+        if self.tiles:
+            return self.tiles[0]
+        return self._own or range(max(1, self._checkpoint.config.layer_count // self._stages))
+
+    def assign(self, members: Sequence[Member], memory: int, layer_seconds: float) -> None:
+        """Gives each member its layers.  memory, layer_seconds: of the head.  Raises ClusterError if what they are to
+        run does not make up the model."""
+        if self.tiles:
+            self._assign_again(members)
+            return
+        machines = [Machine("the head", self._own, memory, layer_seconds)]
+        for said in (member.said for member in members):
+            layers = None if said.layers is None else range(*said.layers)
+            machines.append(Machine(said.name, layers, said.memory, said.layer_seconds))
+        for number, layers in split(
+            machines, layer_bytes(self._checkpoint), model_head_layers(self._checkpoint)
+        ):
+            if number:
+                members[number - 1].layers = layers
+
+    def fix(self, members: Sequence[Member]) -> None:
+        """From now on it is as these members have it, who are in the order of their layers."""
+        if not self.tiles:
+            self.tiles = [range(members[0].layers.start), *(member.layers for member in members)]
+
+    def _assign_again(self, members: Sequence[Member]) -> None:
+        free = self.tiles[1:]
+        for member in sorted(members, key=lambda m: m.said.layers is None and m.said.loaded is None):
+            wanted = member.said.layers or member.said.loaded
+            fits = [layers for layers in free if wanted == [layers.start, layers.stop]]
+            if not fits and member.said.layers is not None:
+                missing = ", ".join(f"{layers.start}:{layers.stop}" for layers in free)
+                first, end = member.said.layers
+                raise ClusterError(
+                    f"worker {member.said.name} is to run layers {first}:{end}, and what is missing is {missing}"
+                )
+            member.layers = (fits or free)[0]
+            free.remove(member.layers)
