@@ -26,7 +26,8 @@ from penstock.storage.store import ready_expert
 from penstock.storage.streamed import StreamedExperts, StreamedLease
 
 ONE_BY_ONE: Final = 12  # experts
-LEASES: Final = 32  # of layers that have to wait for all of their experts, at most
+LEASES: Final = 256  # of layers that have to wait for all of their experts, at most
+HANDLINGS: Final = 3  # times that this is measured
 ROUNDS: Final = 11  # of many in a row
 GOOD: Final = (
     3  # the third best of them counts: a disk is slower while others use it, and hardly ever at its best
@@ -64,10 +65,13 @@ def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> R
     size, pieces = source.slot_bytes[0], len(source.bundle(0).stretches)
     # Numbers of devices are given anew at every start, so the file system and the size have to agree too.
     item = f"disk {disk.device} {disk.filesystem} {disk.size}, {pieces} pieces of {size}"
-    by_byte, *others = notes.numbers(
-        item, 3, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
+    by_byte, latency = notes.numbers(
+        item, 2, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
     )
-    return ReadSpeed(1 / max(by_byte, SHORTEST), *others)
+    # The processor's share does not change with the disk.
+    item = f"handling {pieces} pieces of {size}"
+    (handling,) = notes.numbers(item, 1, lambda: [measure_handling(source, backend)], rounds=HANDLINGS)
+    return ReadSpeed(1 / max(by_byte, SHORTEST), latency, handling)
 
 
 def still_reads(source: ExpertSource, by_byte: float) -> bool:
@@ -106,7 +110,7 @@ def _settle(reader: Reader, buffers: Sequence[Bytes], requests: "Iterator[Reques
 
 
 def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
-    """Seconds by the byte, and the other numbers of a `ReadSpeed`."""
+    """Seconds by the byte, and those of a burst before its first byte."""
     buffers, requests = _buffers(source), experts_at_random(source)
     with closing(Reader()) as reader:
         _settle(reader, buffers, requests)
@@ -115,17 +119,16 @@ def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
             speeds.append(stream(reader, buffers, requests, SECONDS))
             time.sleep(PAUSE)
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
-        handling = _handling(source, backend, reader)
     speed = sorted(speeds)[-GOOD]
     seconds, own = (median(numbers) for numbers in zip(*alone, strict=True))
     latency = max(0.0, seconds - own - source.slot_bytes[0] / speed)
-    return [1 / speed, latency, handling]
+    return [1 / speed, latency]
 
 
-def _handling(source: ExpertSource, backend: Backend, reader: Reader) -> float:
+def measure_handling(source: ExpertSource, backend: Backend) -> float:
     """Seconds that an expert takes that is not there, from the cache's decision until it can be computed, beyond one
     that is: the engine's thread works for it, and those that read take their share of every core."""
-    used, size = source.checkpoint.config.experts_used, max(source.slot_bytes)
+    used, size, reader = source.checkpoint.config.experts_used, max(source.slot_bytes), Reader()
     counters, slots = Counters([BlockCounters() for _ in source.blocks]), Slots(used * size)
     store = StreamedExperts(
         source,
@@ -148,12 +151,13 @@ def _handling(source: ExpertSource, backend: Backend, reader: Reader) -> float:
         return own + (time.process_time() - time.thread_time() - reading) / read_cpu().usable
 
     found, end = list[float](), time.perf_counter() + 4 * SECONDS
-    while len(found) < 4 or (len(found) < LEASES and time.perf_counter() < end):
-        block = len(found) % len(source.blocks)
-        numbers = sorted(random.sample(range(source.experts), used))
-        before = counters.blocks[block].misses
-        missing, here = worked(block, numbers), worked(block, numbers)
-        found.append((missing - here) / max(1, counters.blocks[block].misses - before))
+    with closing(reader):
+        while len(found) < 4 or (len(found) < LEASES and time.perf_counter() < end):
+            block = len(found) % len(source.blocks)
+            numbers = sorted(random.sample(range(source.experts), used))
+            before = counters.blocks[block].misses
+            missing, here = worked(block, numbers), worked(block, numbers)
+            found.append((missing - here) / max(1, counters.blocks[block].misses - before))
     return max(0.0, median(found))
 
 
