@@ -61,6 +61,10 @@ class DeviceLostError(PenstockError):
     """A device that answers no more.  Only another process can use it again."""
 
 
+class DeviceFullError(PenstockError):
+    """A device whose memory is full: with less of it, what failed may work."""
+
+
 class BusyError(PenstockError):
     """Too much to do already: try again later."""
 

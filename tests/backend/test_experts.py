@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.backend.base import ExpertTable
+from penstock.backend.base import Elsewhere, ExpertLease, ExpertTable
+from penstock.backend.cpu.memory import Buffer
 from penstock.backend.deepseek_v4 import ExpertsSpec
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -42,6 +45,8 @@ Mix = tuple[WeightType, WeightType]
 
 class Lease:
     """Experts that come in the given shares."""
+
+    elsewhere: Elsewhere | None = None
 
     def __init__(self, tables: list[ExpertTable], resident: bool, requested_with: int = 0):
         self.tables, self.resident, self.requested_with = tables, resident, requested_with
@@ -134,6 +139,46 @@ def test_however_they_come(tmp_path: Path, mix: Mix, rows: int, low_precision: b
     for requested_with in (0, 2):
         tables = [layer.table(*share) for share in shares]
         lease = Lease(tables, resident=False, requested_with=requested_with)
+        assert_same_bits(layer.run(x, ids, weights, lease), expected)
+
+
+class Others:
+    """Experts from `first` on are computed by another op; those from `lost` on are given back."""
+
+    def __init__(self, layer: Layer, first: int, lost: int):
+        self.layer, self.first, self.lost = layer, first, lost
+
+    def begin(self, x: Any, ids: Any, weights: Any, terms: Any) -> Any:
+        device = Device(low_precision=self.layer.low_precision)
+        done = device.ops.experts(self.layer.spec).terms(
+            x,
+            Buffer(np.where((ids.array >= self.first) & (ids.array < self.lost), ids.array, COUNT)),
+            weights,
+            Lease([self.layer.table(*range(COUNT))], resident=True),
+        )
+        there = np.flatnonzero((ids.array >= self.first) & (ids.array < self.lost))
+        terms.array[there] = done.array[there]
+        self.left = Buffer(np.where(ids.array >= self.lost, ids.array, COUNT))
+        return Buffer(np.where(ids.array < self.first, ids.array, COUNT))
+
+    def finish(self) -> Iterator[tuple[Any, ExpertLease]]:
+        yield self.left, Lease([self.layer.table(*range(COUNT))], resident=True)
+
+
+@by_mix
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("low_precision", [False, True])
+def test_whoever_computes_them(tmp_path: Path, mix: Mix, rows: int, low_precision: bool) -> None:
+    """Terms that somebody else computes, or was to compute and did not, give what all give here."""
+    layer, x, (ids, weights) = (
+        Layer(tmp_path, mix, low_precision),
+        random(rows, HIDDEN, spread=0.1),
+        routing(rows),
+    )
+    expected = layer.run(x, ids, weights)
+    for first, lost in ((5, COUNT), (0, COUNT), (3, 6), (COUNT, COUNT)):
+        lease = Lease([layer.table(*range(COUNT))], resident=True)
+        lease.elsewhere = Others(layer, first, lost)
         assert_same_bits(layer.run(x, ids, weights, lease), expected)
 
 

@@ -7,6 +7,7 @@ import pytest
 from penstock.backend import open_backend
 from penstock.bench import cluster, expectation
 from penstock.bench.cluster import ClusterExpectation, Link, Planned, costs_of, expect_cluster, parse_machines
+from penstock.bench.expert_workers import Helped, expect_helped
 from penstock.engine.options import EngineOptions
 from penstock.errors import BudgetError, ClusterError, OptionError
 from penstock.storage.read_speed import ReadSpeed
@@ -73,6 +74,23 @@ def test_a_faster_machine_has_more_layers_and_less_to_do_for_each(flash: Checkpo
     whole = costs(flash)
     assert costs_of(whole, range(2), True, 2.0).head == whole.head / 2
     assert costs_of(whole, range(2), False, 2.0).head == 0
+
+
+def test_expert_workers_take_what_ends_together(flash: Checkpoint) -> None:
+    one = expected(flash, Planned(200 * GIB))
+
+    def helped(link: Link, *workers: Planned) -> Helped:
+        return expect_helped(flash, one, one.costs, workers, link)[0]
+
+    # Six experts of a millisecond in each layer: an equal takes half of them, one with little memory what it holds.
+    equal = helped(NEAR, Planned(200 * GIB))
+    assert equal.share == pytest.approx(0.5, rel=1e-3)
+    assert equal.alone_seconds - equal.seconds == pytest.approx(43 * 3 * MS, rel=1e-3)
+    assert helped(NEAR, Planned(10 * GIB)).share == pytest.approx(0.125, rel=0.1)
+    assert helped(NEAR, Planned(200 * GIB, 3.0)).share == pytest.approx(0.75, rel=1e-3)
+    slow = helped(Link(1e9 / 8, 3 * MS), Planned(200 * GIB))
+    assert (slow.share, slow.useful) == (0, False)
+    assert helped(NEAR, Planned(GIB // 8)).share == 0
 
 
 def test_what_cannot_work_is_said(flash: Checkpoint) -> None:

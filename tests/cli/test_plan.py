@@ -166,6 +166,14 @@ def test_several_machines(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (stage["layers"] for stage in found["stages"])
     assert first[0] == 0 < first[1] == second[0] < second[1] == 12
     assert found["first_machine_alone"]["link_seconds"] == 0
+    text = run("-m", model, "--cluster", "1GiB", "--expert-workers", "2GiB", "--latency", 0)
+    assert "of the experts" in text
+    far = json.loads(
+        run("-m", model, "--cluster", "1GiB", "--expert-workers", "2GiB", "--latency", 900, "--json")
+    )
+    assert [each["share"] for each in far["expert_workers"]] == [0, 0]
+    with pytest.raises(OptionError, match="help one that has all layers"):
+        run("-m", model, "--cluster", "1GiB,1GiB", "--expert-workers", "2GiB")
     for flags, words in ((["--link", 0], "--link is 0"), (["--latency", -1], "--latency is -1")):
         with pytest.raises(OptionError, match=words):
             run("-m", model, "--cluster", "1GiB", *flags)

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.cluster.worker import Worker
+from penstock.cluster.expert_worker import ExpertWorker
+from penstock.cluster.worker import StageWorker
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.weights.opening import open_checkpoint
@@ -15,11 +16,12 @@ from penstock.weights.opening import open_checkpoint
 class Hired:
     """A worker on a thread; `failure` is what ended it, if it did not end by itself."""
 
-    def __init__(self, path: Path, port: int, **options: Any):
+    def __init__(self, path: Path, port: int, share: float | None = None, **options: Any):
         self.said: list[str] = []
         self.failure: Exception | None = None
         chosen = EngineOptions(**{"threads": 1, "memory": None, "learn": "off", **options})
-        self._worker = Worker(open_checkpoint(path), chosen, "127.0.0.1", port, self.said.append)
+        where = (open_checkpoint(path), chosen, "127.0.0.1", port, self.said.append)
+        self._worker = StageWorker(*where) if share is None else ExpertWorker(*where, share=share)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 

@@ -48,12 +48,26 @@ def test_a_question_to_two_processes(port: int, tmp_path: Path) -> None:
     assert "layers 5:8 are ready" in told
 
 
+def test_a_question_to_a_head_with_an_expert_worker(port: int) -> None:
+    """The head answers whether or not the worker is there in time."""
+    worker = start("worker", "--join", f"127.0.0.1:{port}", "--experts", "50%", "--once", "--threads", "1")
+    flags = ["--cluster", f"127.0.0.1:{port}", "--stages", "1", "--temperature", "0", "--context", "512"]
+    head = start("run", "What is 17 + 25?", *flags, "--threads", "1")
+    answer, said = head.communicate(timeout=PATIENCE)
+    assert head.returncode == 0, said
+    assert "42" in answer
+    assert f"expert workers may join at 127.0.0.1:{port}" in said
+    worker.kill()
+    worker.communicate(timeout=PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("worker", "--join", "nowhere"), "--join is 'nowhere', expected HOST:PORT"),
         (("worker",), "missing option '--join'"),
         (("worker", "--join", "h:1", "--layers", "3"), "layers is '3', expected one of auto, FIRST:END"),
+        (("worker", "--join", "h:1", "--experts", "2"), "--experts is '2', expected auto, or a share"),
         (("run", "x", "--cluster", "here"), "cluster is 'here', expected HOST:PORT"),
         (("run", "x", "--cluster", "192.0.2.1:9"), "cluster: cannot listen on 192.0.2.1:9"),
     ],

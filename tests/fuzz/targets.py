@@ -121,7 +121,7 @@ def make_targets(folder: Path) -> list[Target]:
     response = json.dumps([{"id": "resp_1", "output": [{"id": "msg_1"}]}, [{"id": "msg_0"}]]).encode()
     matrix, dat = _imatrices(folder)
     arrays = {"tokens": np.arange(3), "streams": np.zeros((3, 4), "f4")}
-    greeting = Hello(PROTOCOL, "1.0", "box", {"layers": 43}, True, [0, 21], None, 1 << 30, 0.01)
+    greeting = Hello(PROTOCOL, "1.0", "box", {"layers": 43}, True, [0, 21], None, 1 << 30, 0.01, 0.5)
     said = [Message("step", {"number": 1, "slots": [0]}, arrays), Message("hello", asdict(greeting), {})]
     return [
         Target(

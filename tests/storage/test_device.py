@@ -118,6 +118,15 @@ class FakeDevice(DeviceBackend):
     def _nothing(self, *_: object) -> Any:
         raise NotImplementedError
 
+    beside: Any = None
+    slot_bytes: Any = _nothing
+    slot_step: Any = _nothing
+    bringing_bytes: Any = _nothing
+    expert_slots: Any = _nothing
+    expert_seconds: Any = _nothing
+    pin: Any = _nothing
+    unpin: Any = _nothing
+    end_long_steps: Any = _nothing
     expert: Any = _nothing
     expert_table: Any = _nothing
     states: Any = _nothing

@@ -38,6 +38,7 @@ def _open_cuda(device: str, index: int, threads: int, low_precision: bool) -> Ba
         raise OptionError(
             f"device is {device!r}, which needs `pip install penstock[cuda]`: {error.name} is missing"
         ) from None
+    from penstock.backend.cpu.backend import CpuBackend
     from penstock.backend.cpu.sampling import CpuSampling
 
-    return CudaBackend(index, CpuSampling(threads))
+    return CudaBackend(index, CpuSampling(threads), CpuBackend(threads))

@@ -6,7 +6,7 @@ bytes each of these takes.  The model describes; the backend computes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -56,8 +56,18 @@ class DeviceExpert:
     """One expert's three matrices, ready to be used."""
 
 
+class HostExpert(DeviceExpert):
+    """One that lies in the host's memory, where a device can copy it from."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[int]:
+        """Where gate, up and down lie now, in their stored type."""
+
+
 class ExpertTable(ABC):
-    """Where experts of one layer are, by number: what an op looks routed ids up in."""
+    """Where experts of one layer are, by number: what an op looks routed ids up in.  Behind the last one is a place
+    that is always empty: the number of experts stands for one that somebody else computes."""
 
     @abstractmethod
     def put(self, number: int, expert: DeviceExpert) -> None: ...
@@ -75,6 +85,72 @@ class ExpertStack(ExpertTable):
         one matrix, whose bytes are here in host memory until the next fence."""
 
 
+class ExpertSlots(ABC):
+    """Memory of a device for `count` experts of one kind, whichever they are, and the link that brings them there.
+
+    What is brought is copied while the device computes.  `join` and `mark` say what waits for what.
+    """
+
+    count: int
+
+    @abstractmethod
+    def bring(self, slot: int, expert: HostExpert) -> None:
+        """Begins to copy an expert of the host's to a slot.  Its memory stays as it is until `wait` has returned, or
+        whatever the device computed after `join` is there."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """What the device is asked to compute from now on finds all that was brought so far."""
+
+    @abstractmethod
+    def mark(self) -> Callable[[], None]:
+        """What, when it is called, makes later copies wait for all that the device has been asked to compute until
+        `mark`: nobody uses the slots of that any more."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Returns when all that was brought has arrived."""
+
+    @abstractmethod
+    def resize(self, count: int) -> int:
+        """There are to be so many slots, the first ones: memory of others goes back to the system, and comes from it.
+        Nobody uses what goes.  Returns how many there are: memory comes and goes in steps, and may be short."""
+
+
+class Wave(NamedTuple):
+    """Experts [first, last) of a layer, as far as somebody needs them, in a device's slots."""
+
+    first: int
+    last: int
+
+
+class DividedLease(ABC):
+    """A layer's experts where a device computes some and the host beside it others, at the same time.
+
+    Who computes what is decided when the host has seen which experts are needed, so a lease is good for many steps.
+    """
+
+    slots: ExpertSlots
+    places: NDArray[np.int32]  # [experts]: slots of those that the device computes now; −1: none
+    at_hand: bool  # the host has all experts in memory: a turn gives one table at most
+
+    @abstractmethod
+    def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
+        """Decides for a step of few rows, ids [rows, count], and begins to bring what the device is to have.  Gives
+        tables of what the host is to compute, as it comes; each is good until the next is asked for.  In the end
+        `places` is right, and the device can be asked to compute the rest."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """What can be done about the latest turn while the device computes."""
+
+    @abstractmethod
+    def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
+        """For many rows: all experts that any row needs pass through the device.  rows [experts]: how many need each.
+        With each wave `places` is right for its experts, and the device is asked to compute them before the next is
+        asked for."""
+
+
 class ExpertLease(Protocol):
     """Experts that a layer asked for, held until it is done with them.
 
@@ -86,11 +162,25 @@ class ExpertLease(Protocol):
     resident: bool  # one table has all of them
     requested: bool  # all that was missing is on its way
     last: bool  # no table follows
+    elsewhere: "Elsewhere | None"  # those of the layer's experts that the lease has not
 
     def as_they_come(self) -> Iterator[ExpertTable]: ...
 
     def in_order(self) -> Iterator[ExpertTable]:
         """In ascending order of number."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """Experts of a layer that other machines compute meanwhile."""
+
+    def begin(self, x: Array, ids: Array, weights: Array, terms: Array) -> Array:
+        """They begin, and `terms` [rows · slots, hidden] will have theirs once `finish` has ended.  Gives the ids
+        [rows, slots] that are left to do here; in place of the others stands the number of experts."""
+        ...
+
+    def finish(self) -> Iterator[tuple[Array, ExpertLease]]:
+        """Waits for them.  What they did not do after all is to be done here: ids, and a lease of those."""
         ...
 
 
@@ -214,7 +304,7 @@ class Backend(ABC):
     def host(self, array: Array) -> NDArray[Any]:
         """What an array holds, on the host.  It may be the very memory, which the next step changes."""
 
-    def device(self, array: NDArray[np.float32]) -> Array:
+    def device(self, array: NDArray[Any]) -> Array:
         """The reverse of `host`, for what comes from another machine.  Only some devices can."""
         del array
         raise OptionError(f"device is {self.name!r}: layers of a cluster run on cpu alone")
@@ -231,6 +321,47 @@ class Backend(ABC):
     @abstractmethod
     def deepseek_v4(self) -> "type[deepseek_v4.Ops]":
         """The ops of that architecture; called with this backend and the sequences' memory."""
+
+
+class ExpertSeconds(NamedTuple):
+    """Measured, of one expert."""
+
+    link: float  # to be copied to the device
+    host: tuple[
+        float, ...
+    ]  # to be computed by the host, by the rows that need it: as many as `HOST_ROWS` says
+
+
+HOST_ROWS = (1, 4, 16)
+
+
+class HostShare(ABC):
+    """The host's share of a layer's experts, between arrays that stay where they are."""
+
+    @abstractmethod
+    def run(self, tables: Iterable[ExpertTable], rows: int, once: bool = False) -> bool:
+        """Σ weight · expert(x) of the first rows over the experts of the tables, in ascending order of id, whatever
+        comes when.  False: there was nothing to compute, and the output is as it was.
+        once: there is one table at most"""
+
+
+class HostBackend(Backend):
+    """The host's processors, beside a device that has some of the experts."""
+
+    @abstractmethod
+    def share(
+        self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
+    ) -> HostShare:
+        """x, out [rows, hidden], ids, weights [rows, count], all contiguous."""
+
+    @abstractmethod
+    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
+        """What computes a few of the experts at a time, all for so many rows: to be measured."""
+
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """How many each of `expert_work` computes."""
 
 
 class DeviceSpeeds(NamedTuple):
@@ -270,6 +401,45 @@ class DeviceBackend(Backend):
     @abstractmethod
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> ExpertStack:
         """Memory for a layer's experts, each (gate, up, down), of which a token uses so many."""
+
+    # ── where not all experts fit ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    @abstractmethod
+    def beside(self) -> HostBackend:
+        """The host's processors, which compute what the device does not."""
+
+    @abstractmethod
+    def end_long_steps(self) -> None:
+        """Steps of many rows are over: what they worked with goes back to the system."""
+
+    @abstractmethod
+    def slot_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int | None:
+        """Device memory of one expert in a slot; None where such experts cannot come and go."""
+
+    @abstractmethod
+    def slot_step(self, expert: Sequence[TensorInfo]) -> int:
+        """Slots whose memory comes and goes together."""
+
+    @abstractmethod
+    def bringing_bytes(self, experts: Sequence[Sequence[TensorInfo]]) -> int:
+        """Device memory that copies pass through on their way to slots."""
+
+    @abstractmethod
+    def expert_slots(self, experts: Sequence[Sequence[TensorInfo]], count: int, used: int) -> ExpertSlots: ...
+
+    @abstractmethod
+    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
+        """What one of these takes, the host's own; they are brought to the first slots, which nobody uses yet."""
+
+    @abstractmethod
+    def pin(self, memory: Bytes) -> bool:
+        """Makes copies from this memory as fast as they can be, until `unpin`.  False: it cannot be done."""
+
+    @abstractmethod
+    def unpin(self, memory: Bytes) -> None: ...
+
+    # ── loading ───────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def staging(self, nbytes: int) -> Bytes:

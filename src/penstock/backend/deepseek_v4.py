@@ -205,6 +205,11 @@ class Experts(ABC):
         """Σ over each row's experts of weight · expert(x), in ascending order of id, then the shared expert:
         x [rows, hidden] → [rows, hidden]"""
 
+    def terms(self, x: Array, ids: Array, weights: Array, lease: ExpertLease) -> Array:
+        """The terms of that sum that the lease has experts for, one by one, for another machine to add up:
+        [rows · slots, hidden] and perhaps more.  Only where a device can do that."""
+        raise NotImplementedError
+
 
 class Head(ABC):
     @abstractmethod

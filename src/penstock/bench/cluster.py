@@ -111,6 +111,7 @@ class ClusterExpectation:
     stages: tuple[StageExpectation, ...]
     link: Link
     row_bytes: int  # that cross a boundary
+    costs: Costs  # of the whole model on this machine
 
     def hop_seconds(self, rows: int) -> float:
         return self.link.seconds(HEADER + rows * self.row_bytes)
@@ -202,7 +203,7 @@ def expect_cluster(
         own = costs_of(costs, layers, part.is_last, machine.speed)
         stages.append(StageExpectation(machine, layers, plan, expect(part, plan, own, disk)))
     shape = architecture(checkpoint.config).boundary(checkpoint.config)
-    return ClusterExpectation(tuple(stages), link, prod(shape) * BOUNDARY_BYTES[options.boundary])
+    return ClusterExpectation(tuple(stages), link, prod(shape) * BOUNDARY_BYTES[options.boundary], costs)
 
 
 def costs_of(costs: Costs, layers: range, last: bool, speed: float) -> Costs:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from penstock.backend.base import Backend, DeviceBackend
 from penstock.bench.device_speed import expect_on_device
 from penstock.bench.expected import Expected, expect_here
+from penstock.bench.tier_speed import InTiers, expect_in_tiers
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.errors import BudgetError
@@ -54,6 +55,11 @@ def judge_model(
     except BudgetError as error:
         return Verdict("not", (f"It does not fit: {error}.", "More memory is all that helps."))
     if isinstance(backend, DeviceBackend):
+        if plan.tiers is not None:
+            expected_there = expect_in_tiers(
+                checkpoint, plan, backend, exact=options.exact, again=again, say=say
+            )
+            return _in_tiers(plan, backend, expected_there)
         return _on_device(plan, backend)
     expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", again=again, say=say)
     helps = sorted(_helps(checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])
@@ -74,6 +80,18 @@ def _on_device(plan: Plan, backend: DeviceBackend) -> Verdict:
         f"Expect {speed(most)} tokens/s at most, as fast as the GPU's memory is read.",
     )
     return Verdict("resident", sentences, most)
+
+
+def _in_tiers(plan: Plan, backend: DeviceBackend, expected: InTiers) -> Verdict:
+    tiers = plan.tiers
+    assert tiers is not None
+    others = "the others are in memory" if tiers.whole else "the others are in memory and on disk"
+    sentences = (
+        f"It does not fit {backend.description}: {expected.device:.0%} of the experts are there, {others}.",
+        f"Expect about {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}.",
+    )
+    most = expected.prefill_tokens_per_second
+    return Verdict("streams", sentences, expected.tokens_per_second, most)
 
 
 def _helps(

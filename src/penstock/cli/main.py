@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "models": "Show the models that are here, and how they would run here.",
     "chat": "Talk with a model.",
     "serve": "Answer requests over HTTP.",
-    "worker": "Run some layers of a model for `penstock serve --cluster` on another machine.",
+    "worker": "Run some layers or experts of a model for `penstock serve --cluster` on another machine.",
     "launch": "Show, write or use the settings with which a client works with this server.",
     "warm": "Let a client ask something, and keep the prompt that it begins with: the next time it starts at once.",
     "plan": "Show what a model would take from a budget of memory, and the speed to expect.",

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backend.base import DeviceBackend
+from penstock.bench.tier_speed import expect_with
 from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.runner import Loading
+from penstock.machine.gpu import read_gpus
 from penstock.option import given
+from penstock.sizes import size, speed
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -29,10 +32,27 @@ def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True)
         finally:
             bar.stop()
     if isinstance(engine.backend, DeviceBackend) and chosen.device == "auto":
-        print(f"penstock: the whole model fits {engine.backend.description}", file=sys.stderr)
+        print(f"penstock: {_where(engine, engine.backend)}", file=sys.stderr)
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
     return engine
+
+
+def _where(engine: Engine, device: DeviceBackend) -> str:
+    """What is on the device, in one line."""
+    plan, tiers = engine.plan, engine.plan.tiers
+    if tiers is None:
+        return f"the whole model fits {device.description}"
+    held = plan.experts_held / plan.experts_total
+    others = "in memory" if tiers.whole else f"in {size(tiers.held)} of memory and on disk"
+    line = f"{held:.0%} of the experts fit {device.description}, the others are {others}"
+    running = None if engine.parked else engine.storage.tiers
+    bandwidth = max((card.bandwidth for card in read_gpus()[:1]), default=0.0)
+    if running is None or not bandwidth:
+        return line
+    times = running.experts.division.times
+    expected = expect_with(engine.checkpoint, plan, times, bandwidth, engine.options.exact)
+    return f"{line}; about {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}"
 
 
 def _tell_of_workers() -> None:

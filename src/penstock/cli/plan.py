@@ -15,6 +15,7 @@ from penstock.backend.base import DeviceBackend
 from penstock.bench.budgets import COLUMNS, budgets
 from penstock.bench.device_speed import OnDevice, expect_on_device
 from penstock.bench.expected import Expected, expect_here
+from penstock.bench.tier_speed import InTiers, expect_in_tiers
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan
@@ -40,7 +41,11 @@ def show_plan(
     backend = choose_backend(checkpoint, chosen)
     plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
     if isinstance(backend, DeviceBackend):
-        _on_device(checkpoint, backend, plan, tokens, json_output)
+        if plan.tiers is None:
+            _on_device(checkpoint, backend, plan, tokens, json_output)
+        else:
+            found = expect_in_tiers(checkpoint, plan, backend, exact=chosen.exact, again=measure, say=_SAY)
+            _in_tiers(backend, plan, tokens, found, chosen.context is not None, json_output)
         return
     expected = expect_here(
         checkpoint,
@@ -90,6 +95,37 @@ def _on_device(
     console.print(_places(plan, context, True))
     for line in [*_device_expectation(plan, backend, expected), *_encoded_anew(checkpoint, backend)]:
         console.print(line, markup=False)
+
+
+def _in_tiers(
+    backend: DeviceBackend, plan: Plan, context: int, expected: InTiers, asked: bool, json_output: bool
+) -> None:
+    if json_output:
+        print(json.dumps(plan.as_dict() | {"context": context} | expected.as_dict()))
+        return
+    tiers, console = plan.tiers, Console(highlight=False, soft_wrap=True)
+    assert tiers is not None
+    console.print(_places(plan, context, asked))
+    disk = 1 - expected.device - expected.memory
+    table = Table(title="where a token's experts are, if all are equally likely", title_justify="left")
+    for column in ("tier", "bytes", "found there"):
+        table.add_column(column, justify="left" if column == "tier" else "right")
+    table.add_row(backend.description, size(plan.experts_held), f"{expected.device:.0%}")
+    held = size(plan.experts_total if tiers.whole else tiers.held)
+    table.add_row("memory, in the mapped file" if tiers.whole else "memory", held, f"{expected.memory:.0%}")
+    table.add_row("disk", size(plan.experts_total), f"{disk:.0%}")
+    console.print(table)
+    busy = ", ".join(
+        f"{name} {1e3 * seconds:.3g} ms" for name, seconds in expected.seconds.items() if seconds
+    )
+    console.print(f"busy with a token, side by side: {busy}", markup=False)
+    console.print(
+        f"expected decode: {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}; "
+        f"prompts of {plan.chunk:,} tokens and more: {speed(expected.prefill_tokens_per_second)} tokens/s at most",
+        markup=False,
+    )
+    if tiers.budget is not None:
+        console.print(f"host: {size(tiers.total)} of {size(tiers.budget)}, {size(tiers.smallest)} at least")
 
 
 def _device_expectation(plan: Plan, backend: DeviceBackend, expected: OnDevice) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from penstock.backend import open_backend
 from penstock.bench.cluster import DISK, LINK, ClusterExpectation, Link, expect_cluster, parse_machines
 from penstock.bench.expectation import PROMPT
+from penstock.bench.expert_workers import Helped, expect_helped
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
 from penstock.errors import BudgetError, OptionError
@@ -20,34 +22,67 @@ from penstock.sizes import size, speed, write_amount
 _SAY = partial(print, file=sys.stderr)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a person wants to know; machines as `parse_machines` reads them."""
+
+    cluster: str
+    experts: str  # of expert workers
+    gigabits: float  # of the link, per second
+    latency: float  # milliseconds, one way
+
+    def __post_init__(self) -> None:
+        for flag, value, most in (("--link", self.gigabits, 10_000), ("--latency", self.latency, 10_000)):
+            if not 0 <= value <= most or (flag == "--link" and not value):
+                raise OptionError(f"{flag} is {value:g}, expected a number up to {most:,}")
+
+    @property
+    def link(self) -> Link:
+        return Link(self.gigabits * 1e9 / 8, self.latency / 1e3)
+
+
 def show_cluster_plan(
-    path: Path,
-    chosen: EngineOptions,
-    machines: str,
-    gigabits: float,
-    latency: float,
-    measure: bool,
-    json_output: bool,
+    path: Path, chosen: EngineOptions, asked: Asked, measure: bool, json_output: bool
 ) -> None:
-    """machines: as `parse_machines` reads them; gigabits: of the link, per second; latency: milliseconds, one way."""
-    for flag, value, most in (("--link", gigabits, 10_000), ("--latency", latency, 10_000)):
-        if not 0 <= value <= most or (flag == "--link" and not value):
-            raise OptionError(f"{flag} is {value:g}, expected a number up to {most:,}")
-    planned, link = parse_machines(machines, "--cluster"), Link(gigabits * 1e9 / 8, latency / 1e3)
+    """Stages, or with expert workers the first machine and those."""
+    planned = parse_machines(asked.cluster, "--cluster")
+    workers = parse_machines(asked.experts, "--expert-workers") if asked.experts else []
+    if workers and len(planned) > 1:
+        raise OptionError(
+            f"--cluster has {len(planned)} machines, but --expert-workers help one that has all layers"
+        )
     checkpoint = open_model(path, chosen, download=False)
     backend = open_backend("cpu", chosen.thread_count)
-    found = expect_cluster(checkpoint, chosen, backend, planned, link, again=measure, say=_SAY)
+    found = expect_cluster(checkpoint, chosen, backend, planned, asked.link, again=measure, say=_SAY)
     one = None
     with contextlib.suppress(BudgetError):
-        one = expect_cluster(checkpoint, chosen, backend, planned[:1], link)
+        one = expect_cluster(checkpoint, chosen, backend, planned[:1], asked.link)
+    helped = (
+        expect_helped(checkpoint, one, one.costs, workers, asked.link) if one is not None and workers else ()
+    )
     if json_output:
         alone = None if one is None else one.as_dict()
-        print(json.dumps(found.as_dict() | {"first_machine_alone": alone}))
+        more = {"expert_workers": [each.as_dict() for each in helped]} if helped else {}
+        print(json.dumps(found.as_dict() | {"first_machine_alone": alone} | more))
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(_table(found))
-    for line in [*_sentences(found), _alone(one)]:
+    for line in [*_sentences(found), *([_alone(one)] if len(planned) > 1 else []), *map(_helped, helped)]:
         console.print(line)
+
+
+def _helped(found: Helped) -> str:
+    decoding = found.rows == 1
+    what, tokens = ("decoding", 1) if decoding else (f"a prompt of {PROMPT} tokens", PROMPT)
+    experts, messages = 1e3 * found.expert_seconds, 1e3 * found.message_seconds
+    if not found.useful:
+        why = f"messages would take {messages:.3g} ms and experts take {experts:.3g}"
+        return f"{what}: expert workers are of no use, {why}"
+    before, after = speed(tokens / found.alone_seconds), speed(tokens / found.seconds)
+    return (
+        f"{what}: expert workers would compute {found.share:.0%} of the experts, {before} → {after} tokens/s "
+        f"({messages:.3g} ms of messages for {experts:.3g} ms of experts)"
+    )
 
 
 def _table(found: ClusterExpectation) -> Table:

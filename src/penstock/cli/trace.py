@@ -38,7 +38,7 @@ def record(model: Path, chosen: EngineOptions, output: Path, tokens: int, prompt
 
 
 def replay(file: Path, policies: Sequence[str], sizes: str, json_output: bool) -> None:
-    trace = _read(file)
+    trace = read_requests(file)
     curves = _curves(trace, policies, _parse_sizes(sizes, trace))
     if json_output:
         print(json.dumps(_as_dict(trace, curves)))
@@ -47,7 +47,7 @@ def replay(file: Path, policies: Sequence[str], sizes: str, json_output: bool) -
 
 
 def plot(file: Path, policies: Sequence[str], sizes: str, output: Path) -> None:
-    trace = _read(file)
+    trace = read_requests(file)
     curves = _curves(trace, policies, _parse_sizes(sizes, trace))
     try:
         output.write_text(draw(file.name, trace.header.total_bytes, curves))
@@ -55,7 +55,8 @@ def plot(file: Path, policies: Sequence[str], sizes: str, output: Path) -> None:
         raise OptionError(f"{output}: cannot be written: {error.strerror}") from None
 
 
-def _read(path: Path) -> Trace:
+def read_requests(path: Path) -> Trace:
+    """A trace with something in it."""
     trace = read_trace(path)
     if not len(trace.keys):
         raise TraceError(f"{path}: no requests were recorded")

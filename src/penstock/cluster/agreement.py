@@ -48,6 +48,9 @@ class Hello:
     loaded: list[int] | None  # which it has in memory from before
     memory: int  # bytes that it may take
     layer_seconds: float  # of one token in one layer, measured; 0 if it was not
+    share: (
+        float | None
+    )  # of the routed experts, to compute them alone; 0: as memory allows; None: it runs layers
 
     @staticmethod
     def read(fields: dict[str, Any]) -> "Hello":
@@ -69,7 +72,10 @@ class Hello:
         }
         version, name, model, draft, memory, seconds = take(fields, **names)
         layers, loaded = (_pair(fields.get(key), key) for key in ("layers", "loaded"))
-        return Hello(protocol, version, name, model, draft, layers, loaded, memory, seconds)
+        share = fields.get("share")
+        if share is not None and not (type(share) is float and 0 <= share <= 1):
+            raise ClusterError(f"a message has share {share!r:.40}, expected a number from 0 to 1")
+        return Hello(protocol, version, name, model, draft, layers, loaded, memory, seconds, share)
 
 
 def hello(
@@ -79,6 +85,7 @@ def hello(
     loaded: range | None,
     memory: int,
     seconds: float,
+    share: float | None = None,
 ) -> dict[str, Any]:
     """As a message has it."""
     found = Hello(
@@ -91,6 +98,7 @@ def hello(
         None if loaded is None else [loaded.start, loaded.stop],
         memory,
         seconds,
+        share,
     )
     return asdict(found)
 

@@ -106,6 +106,10 @@ class Group:
         self._links.append(link)
         return link
 
+    @property
+    def sent_bytes(self) -> int:
+        return sum(link.sent_bytes for link in self._links)
+
     def incoming(self, source: int, tag: int, handle: Callable[[Message], None]) -> None:
         """Calls `handle`, on a thread of its own, with every message that comes."""
         self.start(f"penstock-from-{source}", lambda: self._receive(source, tag, handle))
@@ -156,6 +160,7 @@ class Outgoing:
     def __init__(self, group: Group, to: int, tag: int):
         self._group, self._to, self._tag = group, to, tag
         self._waiting: queue.SimpleQueue[NDArray[np.uint8] | None] = queue.SimpleQueue()
+        self.sent_bytes = 0
         group.start(f"penstock-to-{to}", self._run)
 
     def send(self, message: Message) -> None:
@@ -177,6 +182,7 @@ class Outgoing:
                     return
                 self._put(torch.tensor([len(data)], dtype=torch.int64))
                 self._put(torch.from_numpy(data))
+                self.sent_bytes += len(data)
         except RuntimeError as error:
             self._group.break_up(f"stage {self._to + 1} takes nothing: {_first_line(error)}")
 

@@ -12,6 +12,7 @@ from penstock.cluster.agreement import Described, Hello, Terms, check
 from penstock.cluster.control import Control
 from penstock.cluster.door import Door
 from penstock.cluster.group import Addresses, Group
+from penstock.cluster.helpers import Helpers
 from penstock.cluster.members import Member, Tiling
 from penstock.cluster.message import Message, take
 from penstock.cluster.secret import read_secret
@@ -34,6 +35,7 @@ class Head:
         self.checkpoint, self.options = checkpoint, options
         self.stages = options.stages
         self.tiling = Tiling(checkpoint, self.stages, parse_layers(options.layers))
+        self.helpers = Helpers(checkpoint, options.interface) if self.stages == 1 else None
         self._described = Described.of(checkpoint)
         self._changed = threading.Condition()
         self.members: list[Member] = []
@@ -55,12 +57,19 @@ class Head:
         """Makes groups from now on."""
         self._terms = terms
         host, port = self.address
-        logging.getLogger(__name__).info("waiting for %d workers at %s:%d", self.stages - 1, host, port)
-        for target in (self._keep_up, self._tick):
-            threading.Thread(target=target, name="penstock-cluster", daemon=True).start()
+        log = logging.getLogger(__name__)
+        threading.Thread(target=self._tick, name="penstock-cluster", daemon=True).start()
+        if self.helpers is not None:
+            log.info("expert workers may join at %s:%d", host, port)
+            self.helpers.start(terms)
+        else:
+            log.info("waiting for %d workers at %s:%d", self.stages - 1, host, port)
+            threading.Thread(target=self._keep_up, name="penstock-cluster", daemon=True).start()
 
     def own_part(self) -> Checkpoint:
         """The head's layers.  Waits until it is known what the others run."""
+        if self.stages == 1:
+            return self.checkpoint
         with self._changed:
             while not self.tiling.tiles:
                 if self._closed:
@@ -71,7 +80,7 @@ class Head:
     def wait(self, tell: Callable[[int, int], None] | None = None) -> None:
         """Until all stages are ready."""
         with self._changed:
-            while self._group is None:
+            while self._group is None and self.stages > 1:
                 if self._closed:
                     raise ClusterError("the cluster is closed")
                 if tell is not None and self.members:
@@ -84,7 +93,9 @@ class Head:
         return f"the cluster waits for its workers, {here}: {self.why_down}"
 
     def stats(self) -> list[dict[str, Any]]:
-        """The workers, by stage.  Waits for nobody."""
+        """The workers: by stage, and those that compute experts.  Waits for nobody."""
+        if self.helpers is not None:
+            return self.helpers.stats()
         return [{"stage": number} | member.as_dict() for number, member in enumerate(list(self.members), 1)]
 
     def progress(self) -> int:
@@ -98,15 +109,20 @@ class Head:
             self._changed.notify_all()
             # Who is just about to connect to the others could not hear it, and would wait for them.
             self._changed.wait_for(lambda: not self._connecting)
-            members, group = list(self.members), self._group
+            members, group = [*self.members, *self._helping()], self._group
         for member in members:
             with contextlib.suppress(ClusterError):
                 member.control.send(Message("goodbye"))
         if group is not None:
             group.leave()
+        if self.helpers is not None:
+            self.helpers.close()
         for member in members:
             member.control.close()
         self._door.close()
+
+    def _helping(self) -> list[Member]:
+        return [] if self.helpers is None else self.helpers.members()
 
     # ── who comes ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,9 +153,13 @@ class Head:
         said = Hello.read(message.fields)
         check(self._described, self.checkpoint.has_mtp, said)
         member = Member(control, said)
+        if self._closed:
+            raise ClusterError("the head is about to end")
+        if said.share is not None:
+            return self._greet_helper(member)
+        if self.stages == 1:
+            raise ClusterError("the head runs all layers itself; --stages says how many machines share them")
         with self._changed:
-            if self._closed:
-                raise ClusterError("the head is about to end")
             if len(self.members) >= self.stages - 1:
                 raise ClusterError(f"all {self.stages} stages are here already")
             if len(self.members) == self.stages - 2:  # the last one: does it fit with the others?
@@ -151,12 +171,25 @@ class Head:
         logging.getLogger(__name__).info("worker %s has joined: %s", member.name, here)
         return member
 
+    def _greet_helper(self, member: Member) -> Member:
+        if self.helpers is None:
+            raise ClusterError(
+                "the head shares its layers; expert workers help one that has them all, --stages 1"
+            )
+        self.helpers.join(member)
+        logging.getLogger(__name__).info("expert worker %s has joined", member.name)
+        return member
+
     @property
     def _patience(self) -> float:
-        return SILENCE if self._terms is None or self._group is None else self._terms.timeout
+        running = self._group is not None or self.stages == 1
+        return self._terms.timeout if self._terms is not None and running else SILENCE
 
     def _pass_on(self, member: Member, message: Message) -> None:
         """Where a member listens, to all others."""
+        if self.helpers is not None:
+            self.helpers.hear(member, message)
+            return
         key, value = take(message.fields, key=str, value=str)
         if self._addresses is not None:
             self._addresses.learn(key, base64.b64decode(value))
@@ -166,6 +199,8 @@ class Head:
 
     def _lose(self, member: Member, why: str) -> None:
         failure = member.lose(why)
+        if self.helpers is not None:
+            self.helpers.lose(member)
         with self._changed:
             if member in self.members:
                 self.members.remove(member)
@@ -183,9 +218,9 @@ class Head:
         """Workers hear that the head lives."""
         while not self._closed:
             time.sleep(TICK)
-            for member in list(self.members):
+            for member in [*self.members, *self._helping()]:
                 with contextlib.suppress(ClusterError):
-                    member.control.send(Message("tick"))
+                    member.control.send(Message("tick", {"sent": time.monotonic()}))
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────────────
 

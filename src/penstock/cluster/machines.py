@@ -4,19 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.backend.base import Backend, DeviceBackend
-from penstock.backend.state import StateLayout
+from penstock.backend.state import StateLayout, StatePool
 from penstock.cluster.agreement import Terms
 from penstock.cluster.head import Head
 from penstock.cluster.measure import measure_layer
 from penstock.cluster.pipeline import Pipeline
 from penstock.cluster.runner import ClusterRunner
+from penstock.cluster.shared_experts import SharedExperts
 from penstock.cluster.stage import Stage
 from penstock.cluster.states import ClusterStates
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import state_layout
-from penstock.engine.runner import LocalRunner
+from penstock.engine.runner import LocalRunner, Runner
 from penstock.errors import OptionError
 from penstock.storage.plan import Plan
+from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
 
 
@@ -29,13 +31,17 @@ class Machines:
         self._pipeline = Pipeline(self.head, options.boundary)
         self.likely_part = checkpoint.slice(self.head.tiling.head)
 
-    def open(self, backend: Backend, context: int, chunk: int) -> ClusterStates:
+    def open(self, backend: Backend, context: int, chunk: int) -> StatePool:
         """Begins to take workers in.  The memory of sequences is that of all stages."""
         check_device(backend)
         self._backend, o = backend, self._options
-        if o.layers == "auto":
-            self.head.layer_seconds = measure_layer(self.likely_part, backend)
-        self._states = ClusterStates(state_layout(self._checkpoint, o, context), self._pipeline)
+        layout = state_layout(self._checkpoint, o, context)
+        if self.head.stages == 1:
+            self._states: StatePool = backend.states(layout)
+        else:
+            self._states = ClusterStates(layout, self._pipeline)
+            if o.layers == "auto":
+                self.head.layer_seconds = measure_layer(self.likely_part, backend)
         self.head.start(
             Terms(
                 context=context,
@@ -57,33 +63,51 @@ class Machines:
 
     def runner(
         self, part: Checkpoint, layout: StateLayout, plan: Plan, tell: Callable[[int, int], None]
-    ) -> ClusterRunner:
+    ) -> Runner:
         """Loads this process's layers, and waits for the others' to be loaded."""
+        if not isinstance(self._states, ClusterStates):
+            return self._local(part, self._states, plan, tell)
         pipeline = self._pipeline
         if pipeline.stage is None:
             states = self._backend.states(layout)
-            pipeline.stage = Stage(0, self._backend, states, lambda: self._local(part, plan, tell))
+            pipeline.stage = Stage(0, self._backend, states, lambda: self._local(part, states, plan, tell))
         else:
-            pipeline.stage.open_with(lambda: self._local(part, plan, tell))
+            kept = pipeline.stage.states
+            pipeline.stage.open_with(lambda: self._local(part, kept, plan, tell))
         runner = ClusterRunner(pipeline, self._states)
         self.head.wait(tell)
         return runner
 
-    def _local(self, part: Checkpoint, plan: Plan, tell: Callable[[int, int], None]) -> LocalRunner:
-        assert self._pipeline.stage is not None
-        name = part_name(self._checkpoint, part)
+    def _local(
+        self, part: Checkpoint, states: StatePool, plan: Plan, tell: Callable[[int, int], None]
+    ) -> LocalRunner:
+        whole = self.head.stages == 1
+        name = self._checkpoint.fingerprint() if whole else part_name(self._checkpoint, part)
+        shared = self._shared if whole else None
         return LocalRunner(
-            part, self._backend, self._pipeline.stage.states, plan, self._options, lambda: name, tell
+            part, self._backend, states, plan, self._options, lambda: name, tell, shared=shared
         )
+
+    def _shared(self, own: ExpertStore) -> ExpertStore:
+        """Experts that workers compute, if any are there."""
+        helpers = self.head.helpers
+        assert helpers is not None
+        return SharedExperts(own, self._backend, self._checkpoint.config.experts, lambda: helpers.ready)
 
     def stats(self) -> dict[str, Any]:
         """Who is here, and what they do."""
         stage = self._pipeline.stage
+        if self.head.stages == 1:
+            members = [{"stage": 0, "name": "head"}, *self.head.stats()]
+            return {"stages": 1, "up": True, "members": members}
         own: dict[str, Any] = {"stage": 0, "name": "head"}
         if stage is not None:
             layers = self.head.tiling.head
             own |= {"layers": [layers.start, layers.stop], **stage.stats()}
-        up = self._pipeline.latest is not None
+        epoch = self._pipeline.latest
+        if epoch is not None:
+            own["sent_bytes"] = epoch.group.sent_bytes
+        up = epoch is not None
         return {
             "stages": self.head.stages,
             "up": up,

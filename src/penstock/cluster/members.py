@@ -25,12 +25,16 @@ class Member:
         self.loaded = (0, 0)  # bytes, and in all
         self.stats: dict[str, Any] = {}
         self.heard = time.monotonic()
+        self.round_trip: float | None = None  # seconds of a word there and back
 
     def hear(self, message: Message) -> None:
         """What it says of itself."""
         self.heard = time.monotonic()
         if message.kind == "tick":
             self.stats = message.fields
+        elif message.kind == "echo":
+            (sent,) = take(message.fields, sent=float)
+            self.round_trip = max(0.0, self.heard - sent)
         elif message.kind == "loading":
             done, total = take(message.fields, done=int, total=int)
             self.loaded = (done, total)
@@ -62,6 +66,7 @@ class Member:
             "address": self.control.there,
             "layers": [self.layers.start, self.layers.stop],
             "seen_seconds_ago": round(time.monotonic() - self.heard, 1),
+            **({} if self.round_trip is None else {"round_trip_seconds": self.round_trip}),
             **self.stats,
         }
 

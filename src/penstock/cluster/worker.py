@@ -1,18 +1,16 @@
-"""The worker's side: joins a head, runs the layers that it is given, and comes back when the group broke."""
+"""The worker's side: joins a head, runs the layers or the experts that it is given, and comes back when the group
+broke."""
 
-import base64
-import contextlib
-import logging
-import queue
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from penstock.cluster.agreement import Described, Terms, hello
+from penstock.cluster.attendance import Attendance, Refused
 from penstock.cluster.control import Control, NoHead, dial
-from penstock.cluster.group import ASIDE, CHAIN, Addresses, Group, as_boundary, from_boundary
+from penstock.cluster.group import ASIDE, CHAIN, as_boundary, from_boundary
 from penstock.cluster.machines import check_device, part_name
 from penstock.cluster.measure import measure_layer
 from penstock.cluster.message import Message, take
@@ -22,31 +20,15 @@ from penstock.cluster.stage import Stage
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.runner import LocalRunner
-from penstock.errors import ClusterError, PenstockError
+from penstock.errors import ClusterError
 from penstock.machine.memory import read_memory
 from penstock.weights.checkpoint import Checkpoint
 
-PATIENCE: Final = 60.0  # seconds without a word from a head that waits for others
 PAUSES: Final = (0.2, 0.5, 1.0, 2.0)  # seconds between attempts to join
-TICK: Final = 1.0  # seconds between two words about oneself
 
 
-class Refused(ClusterError):
-    """The head does not want this worker, and will not want it later."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a stage is: which one of how many, its layers and what all go by."""
-
-    rank: int
-    size: int
-    layers: range
-    terms: Terms
-
-
-class Worker:
-    """Runs some layers of `checkpoint` for the head at `host:port`.  `tell` hears what a person may want to know."""
+class Worker(ABC):
+    """Works on `checkpoint` for the head at `host:port`.  `tell` hears what a person may want to know."""
 
     def __init__(
         self,
@@ -56,16 +38,22 @@ class Worker:
         port: int,
         tell: Callable[[str], None],
     ):
-        self.checkpoint, self.options, self._tell = checkpoint, options, tell
+        self.checkpoint, self.options, self.tell = checkpoint, options, tell
         self._where = host, port
         self._secret = read_secret(options.secret)
-        self._layers = parse_layers(options.layers)
-        self._described = Described.of(checkpoint)
-        self._place: Place | None = None
-        self._stage: Stage | None = None
-        self._seconds = 0.0
-        if self._layers is None:
-            self._seconds = measure_layer(checkpoint, choose_backend(checkpoint, options))
+        self.described = Described.of(checkpoint)
+        self.memory = options.memory_bytes or read_memory().safe_budget()
+
+    @abstractmethod
+    def hello(self) -> Message:
+        """What the head hears first."""
+
+    @abstractmethod
+    def attendance(self, control: Control) -> Attendance:
+        """With a head that has been met."""
+
+    def forget(self) -> None:  # noqa: B027 - not all remember anything
+        """Nothing of what the head's sequences were is needed any more."""
 
     def run(self, once: bool = False) -> None:
         """Until the head is gone, if `once`; else for ever.  Raises Refused if the head does not want it."""
@@ -79,37 +67,64 @@ class Worker:
                 if met and once:
                     return
                 if tries == 0:
-                    self._tell(f"{error}; trying again until it is")
+                    self.tell(f"{error}; trying again until it is")
                 time.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
                 tries += 1
                 continue
             met, tries = True, 0
-            self._tell(f"joined {control.there}")
-            ended = Attendance(self, control).serve()
-            if self._stage is not None:
-                self._stage.forget()
-            self._tell(ended.why)
+            self.tell(f"joined {control.there}")
+            ended = self.attendance(control).serve(self.hello())
+            self.forget()
+            self.tell(ended.why)
             if ended.goodbye and once:
                 return
             time.sleep(PAUSES[0])
 
+
+@dataclass(frozen=True)
+class Place:
+    """What a stage is: which one of how many, its layers and what all go by."""
+
+    rank: int
+    size: int
+    layers: range
+    terms: Terms
+
+
+class StageWorker(Worker):
+    """Runs some layers."""
+
+    def __init__(self, checkpoint: Checkpoint, options: EngineOptions, *more: Any):
+        super().__init__(checkpoint, options, *more)
+        self._layers = parse_layers(options.layers)
+        self._place: Place | None = None
+        self.latest: Stage | None = None
+        self._seconds = 0.0
+        if self._layers is None:
+            self._seconds = measure_layer(checkpoint, choose_backend(checkpoint, options))
+
     def hello(self) -> Message:
         loaded = None if self._place is None else self._place.layers
-        memory = self.options.memory_bytes or read_memory().safe_budget()
-        return Message(
-            "hello", hello(self.checkpoint, self._described, self._layers, loaded, memory, self._seconds)
-        )
+        fields = hello(self.checkpoint, self.described, self._layers, loaded, self.memory, self._seconds)
+        return Message("hello", fields)
+
+    def attendance(self, control: Control) -> Attendance:
+        return StageAttendance(self, control)
+
+    def forget(self) -> None:
+        if self.latest is not None:
+            self.latest.forget()
 
     def stage(self, place: Place, progress: Callable[[int, int], None]) -> Stage:
         """With its weights in memory: the one from before, if it is to run the same."""
         kept = self._place is not None and replace(place, rank=0) == replace(self._place, rank=0)
-        if self._stage is None or not kept:
-            if self._stage is not None:
-                self._stage.park()
-            self._stage = self._open(place, progress)
-        self._place, self._stage.number = place, place.rank
-        self._stage.runner  # noqa: B018 - loads the weights
-        return self._stage
+        if self.latest is None or not kept:
+            if self.latest is not None:
+                self.latest.park()
+            self.latest = self._open(place, progress)
+        self._place, self.latest.number = place, place.rank
+        self.latest.runner  # noqa: B018 - loads the weights
+        return self.latest
 
     def _open(self, place: Place, progress: Callable[[int, int], None]) -> Stage:
         terms = place.terms
@@ -134,73 +149,30 @@ class Worker:
 
         return Stage(place.rank, backend, states, load)
 
-    @property
-    def latest_stage(self) -> Stage | None:
-        return self._stage
 
+class StageAttendance(Attendance):
+    """Messages come from the stage before and go to the one behind; the last one answers the head."""
 
-@dataclass(frozen=True)
-class Ended:
-    why: str
-    goodbye: bool = False
+    def __init__(self, worker: StageWorker, control: Control):
+        super().__init__(control, worker.options.interface, worker.tell)
+        self._worker = worker
 
-
-class Attendance:
-    """A worker with a head, from joining to parting."""
-
-    def __init__(self, worker: Worker, control: Control):
-        self._worker, self._control = worker, control
-        self._said: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # by the head; None: it is gone
-        self._work: queue.SimpleQueue[Message | None] = (
-            queue.SimpleQueue()
-        )  # by the stage before; None: no more
-        self._addresses: Addresses | None = None
-        self._group: Group | None = None
-        self._patience = PATIENCE
-        self._why, self._goodbye = "", False
-        self._gone, self._over = threading.Event(), threading.Event()  # the head is; this is
-
-    def serve(self) -> Ended:
-        control = self._control
-        threads = [
-            threading.Thread(target=target, name=f"penstock-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._hear, self._tick)
-        ]
-        try:
-            control.send(self._worker.hello())
-            for thread in threads:
-                thread.start()
-            self._serve()
-        except ClusterError as error:
-            if isinstance(error, Refused):
-                raise
-            self._why = self._why or str(error)
-        finally:
-            self._over.set()
-            if self._group is not None:
-                self._group.leave()
-            control.close()
-        return Ended(self._why or "the head is gone", self._goodbye)
-
-    def _serve(self) -> None:
-        place = self._prepare(self._next("prepare"))
-        self._patience = max(place.terms.timeout, 2 * TICK)
-        self._next("connect")
-        assert self._addresses is not None
-        host = self._worker.options.interface or self._control.here
-        group = Group(self._addresses, place.rank, place.size, host, place.terms.timeout, self._broke)
-        self._group, last = group, place.rank == place.size - 1
-        if self._gone.is_set():  # while the stages connected
-            raise ClusterError(self._why)
-        following = group.outgoing((place.rank + 1) % place.size, CHAIN)
-        group.incoming(place.rank - 1, CHAIN, self._work.put)
+    def attend(self) -> None:
+        said = self.next("prepare").fields
+        rank, size, layers = take(said, rank=int, size=int, layers=list)
+        place = Place(rank, size, range(*layers), Terms.read(said))
+        what, timeout = f"layers {layers[0]}:{layers[1]}", place.terms.timeout
+        self.prepare(timeout, what, lambda: self._worker.stage(place, self.loading))
+        group, last = self.join(rank, size, timeout), rank == size - 1
+        following = group.outgoing((rank + 1) % size, CHAIN)
+        group.incoming(rank - 1, CHAIN, self.work.put)
         stage = self._worker.stage(place, lambda *_: None)
         if last:
             answers = group.outgoing(0, ASIDE)
             group.incoming(0, ASIDE, lambda message: answers.send(stage.question(message)))
-        self._control.send(Message("connected"))
-        self._worker._tell(f"layers {place.layers.start}:{place.layers.stop} are ready")
-        while (message := self._work.get()) is not None:
+        self.control.send(Message("connected"))
+        self.tell(f"{what} are ready")
+        while (message := self.work.get()) is not None:
             if "streams" in message.arrays:
                 message.arrays["streams"] = from_boundary(message.arrays["streams"])
             message = stage.process(message)
@@ -210,72 +182,6 @@ class Attendance:
                 message.arrays["streams"] = as_boundary(message.arrays["streams"], place.terms.boundary)
             following.send(message)
 
-    def _next(self, kind: str) -> Message:
-        message = self._said.get()
-        if message is None:
-            raise ClusterError(self._why or "the head is gone")
-        if message.kind == "refused":
-            raise Refused(f"the head refuses this worker: {message.fields.get('why')}")
-        if message.kind != kind:
-            raise ClusterError(f"the head says {message.kind!r:.40}, expected {kind}")
-        return message
-
-    def _prepare(self, message: Message) -> Place:
-        rank, size, layers = take(message.fields, rank=int, size=int, layers=list)
-        place = Place(rank, size, range(*layers), Terms.read(message.fields))
-        self._addresses = Addresses(self._tell_address, place.terms.timeout)
-        try:
-            self._worker.stage(place, self._loading)
-        except PenstockError as error:  # not enough memory for it, say: nobody else's fault
-            with contextlib.suppress(ClusterError):
-                self._control.send(Message("failed", {"why": str(error)}))
-            raise Refused(f"layers {layers[0]}:{layers[1]} cannot run here: {error}") from None
-        self._control.send(Message("ready"))
-        return place
-
-    def _loading(self, done: int, total: int) -> None:
-        with contextlib.suppress(ClusterError):
-            self._control.send(Message("loading", {"done": done, "total": total}))
-
-    def _tell_address(self, key: str, value: bytes) -> None:
-        self._control.send(Message("address", {"key": key, "value": base64.b64encode(value).decode()}))
-
-    def _broke(self, reason: str) -> None:
-        self._why = self._why or reason
-        self._work.put(None)
-
-    # ── threads ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def _hear(self) -> None:
-        """What the head says."""
-        try:
-            while True:
-                message = self._control.receive(self._patience)
-                if message.kind == "address":
-                    key, value = take(message.fields, key=str, value=str)
-                    if self._addresses is not None:
-                        self._addresses.learn(key, base64.b64decode(value))
-                elif message.kind == "goodbye":
-                    self._goodbye = True
-                    raise ClusterError("the head has ended")
-                elif message.kind != "tick":
-                    self._said.put(message)
-        except ClusterError as error:
-            if not self._over.is_set():
-                self._why = self._why or str(error)
-            self._gone.set()
-            self._said.put(None)
-            if self._addresses is not None:
-                self._addresses.give_up()
-            if self._group is not None:
-                self._group.break_up(str(error))
-        except Exception:
-            logging.getLogger(__name__).exception("the head said what cannot be understood")
-            self._said.put(None)
-
-    def _tick(self) -> None:
-        """The head hears that this worker lives, and what it does."""
-        with contextlib.suppress(ClusterError):
-            while not self._over.wait(TICK):
-                stage = self._worker.latest_stage
-                self._control.send(Message("tick", {} if stage is None else stage.stats()))
+    def stats(self) -> dict[str, Any]:
+        stage = self._worker.latest
+        return {} if stage is None else stage.stats()

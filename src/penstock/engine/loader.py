@@ -35,7 +35,7 @@ class Loader:
         self.checkpoint, self.options = checkpoint, options
         self.part = checkpoint  # what this process has of it
         self.machines: penstock.cluster.machines.Machines | None = None  # the others, if there are any
-        if options.cluster is not None and options.stages > 1:
+        if options.cluster is not None:
             penstock.cluster.require()
             from penstock.cluster.machines import Machines
 
@@ -50,8 +50,8 @@ class Loader:
             self.states = self.machines.open(self.backend, self.context, self.plan.chunk)
         # By slot of a session that somebody holds: the most tokens that it ever had.
         self.written: dict[int, int] = {}
-        if isinstance(self.backend, DeviceBackend) and self.plan.budget is not None:
-            self.backend.limit(self.states, self.plan.budget - self.plan.total + self.plan.state)
+        if isinstance(self.backend, DeviceBackend) and self.plan.most_state is not None:
+            self.backend.limit(self.states, self.plan.most_state)
         self.lock = threading.Lock()
         self.loading: Loading | None = None  # while weights are read
         self.runner: Runner | None = None  # while they are in memory
@@ -65,7 +65,7 @@ class Loader:
     def fingerprint(self) -> str:
         """Identity of the model and of every option that changes what a session's state contains."""
         rounding = "-simulated" if self.options.simulate_low_precision else ""
-        if self.machines is not None and self.options.boundary != "f32":
+        if self.machines is not None and self.options.stages > 1 and self.options.boundary != "f32":
             rounding += f"-{self.options.boundary}"
         return self.checkpoint.fingerprint() + rounding
 

@@ -135,6 +135,13 @@ class EngineOptions:
         unset="what is free",
         **MEMORY,
     )
+    exact: bool = option(
+        False,
+        switch(),
+        "Where a GPU holds only some of the experts, compute all of them there: the same bits whatever it holds.",
+        group="Memory",
+        commands=PLANNING,
+    )
     streaming: str = option(
         "auto",
         choice(*MODES),
@@ -172,7 +179,8 @@ class EngineOptions:
     cluster: str | None = option(
         None,
         text(),
-        "HOST:PORT of this machine where workers join (penstock worker): they run the other layers.",
+        "HOST:PORT of this machine where workers join (penstock worker): they run the other layers, or with "
+        "--stages 1 some of the experts.",
         unset="this machine alone",
         **CLUSTER,
     )

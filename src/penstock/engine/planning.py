@@ -1,18 +1,19 @@
 """What an engine with these options would take of memory, before anything is loaded."""
 
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from penstock.backend import open_backend
 from penstock.backend.base import Backend, DeviceBackend
 from penstock.backend.state import StateLayout
 from penstock.engine.options import EngineOptions
-from penstock.errors import OptionError, PenstockError
+from penstock.errors import BudgetError, OptionError, PenstockError
 from penstock.machine.gpu import read_gpus
 from penstock.machine.memory import Memory, read_memory
 from penstock.model import architecture
 from penstock.storage.device_plan import plan_for_device
 from penstock.storage.plan import Needs, Plan, plan_for_context
+from penstock.storage.tiers.plan import plan_for_tiers
 from penstock.weights.checkpoint import Checkpoint
 
 PER_TOKEN: Final = (
@@ -58,8 +59,6 @@ def _no_gpu(checkpoint: Checkpoint, options: EngineOptions) -> str | None:
         return "a trace is recorded on the CPU"
     if weights < WORTH_A_GPU and options.vram is None:
         return "a model below a gigabyte is faster on the CPU than a GPU starts"
-    if weights > cards[0].memory:
-        return f"{cards[0].name} has not enough memory for the whole model"
     if find_spec("torch") is None or find_spec("cuda") is None:
         return "a GPU needs `pip install penstock[cuda]`"
     return None
@@ -84,21 +83,17 @@ def make_engine_plan(
     memory = memory or read_memory()
     described = architecture(checkpoint.config)
     if isinstance(backend, DeviceBackend):
-        return plan_for_device(
-            checkpoint,
-            backend,
-            lambda length: _device_state(checkpoint, options, backend, length),
-            lambda rows: described.step_bytes(checkpoint, backend, rows),
-            budget=options.vram_bytes,
-            chunk=options.prefill_chunk,
-            context=context,
-            kv_dtype=options.kv_dtype,
-        )
+        return _device_plan(checkpoint, options, backend, context, memory)
     staged = state_layout(checkpoint, options, 1).live_bytes(0)
 
     def work(rows: int) -> int:
         """Of a step, with what it stages for a sequence until it is committed: as much as its rings hold."""
-        return described.step_bytes(checkpoint, backend, rows) + staged
+        return described.step_bytes(checkpoint, backend, rows) + staged + rows * shared
+
+    # What experts of other machines give is kept by row and expert until all are there.
+    config = checkpoint.config
+    helped = options.cluster is not None and options.stages == 1
+    shared = 4 * (config.experts_used + 1) * config.hidden if helped else 0
 
     def needs(length: int) -> Needs:
         layout = state_layout(checkpoint, options, length)
@@ -117,6 +112,45 @@ def make_engine_plan(
         memory=memory,
         state=state,
         replanned=options.trace is None,  # a trace would end there
+    )
+
+
+def _device_plan(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    backend: DeviceBackend,
+    context: int | None,
+    memory: Memory,
+) -> tuple[Plan, int]:
+    """With all experts on the device if they fit, and else in tiers."""
+    described = architecture(checkpoint.config)
+
+    def state(length: int) -> int:
+        return _device_state(checkpoint, options, backend, length)
+
+    def work(rows: int) -> int:
+        return described.step_bytes(checkpoint, backend, rows)
+
+    shared: dict[str, Any] = {
+        "chunk": options.prefill_chunk,
+        "context": context,
+        "kv_dtype": options.kv_dtype,
+    }
+    try:
+        return plan_for_device(checkpoint, backend, state, work, budget=options.vram_bytes, **shared)
+    except BudgetError:
+        if options.vram_bytes is not None and options.vram_bytes > backend.free_bytes:
+            raise
+    return plan_for_tiers(
+        checkpoint,
+        backend,
+        state,
+        work,
+        vram=options.vram_bytes,
+        memory=memory.safe_budget() if options.memory == "auto" else options.memory_bytes,
+        machine=memory,
+        requests=options.request_bytes,
+        **shared,
     )
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
-from penstock.errors import OptionError
+from penstock.errors import DeviceFullError, OptionError
 from penstock.model import architecture
 from penstock.model.base import Architecture
 from penstock.storage.plan import Plan
 from penstock.storage.storage import Storage, open_storage
+from penstock.storage.store import ExpertStore
 from penstock.weights.checkpoint import Checkpoint
 
 Pending = Callable[[], Logits]
@@ -79,7 +80,10 @@ class LocalRunner(Runner):
         options: EngineOptions,
         fingerprint: Callable[[], str],
         progress: Callable[[int, int], None],
+        *,
+        shared: Callable[[ExpertStore], ExpertStore] | None = None,
     ):
+        """shared: the experts as layers see them, where other machines compute some."""
         self.checkpoint, self.backend, self.states = checkpoint, backend, states
         self._files = checkpoint.files
         described = architecture(checkpoint.config)
@@ -92,6 +96,7 @@ class LocalRunner(Runner):
             trace=options.trace,
             governed=options.memory == "auto",
             learn=options.learn == "on",
+            exact=options.exact,
             fingerprint=fingerprint,
         )
         try:
@@ -99,7 +104,7 @@ class LocalRunner(Runner):
                 checkpoint,
                 backend,
                 states,
-                self.storage.experts,
+                self.storage.experts if shared is None else shared(self.storage.experts),
                 self.storage.dense,
                 prefetch=options.prefetch == "auto",
             )
@@ -119,8 +124,14 @@ class LocalRunner(Runner):
         self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
     ) -> Array:
         """See `Architecture.forward`."""
-        self.storage.begin_step()
-        return self.model.forward(step, hidden, progress)
+        self.storage.begin_step(step.rows)
+        while True:
+            try:
+                return self.model.forward(step, hidden, progress)
+            except DeviceFullError:  # another program has taken memory
+                self.discard(step)
+                if not self.storage.shrink():
+                    raise
 
     def logits(self, hidden: Array, step: Step) -> Logits:
         """Of what `forward` gave."""

@@ -207,6 +207,8 @@ class Stepper:
             choices = [choice for _, choice in work if choice is not None]
             if not self._ahead.allowed or self._loader.runner is None or not work or len(choices) < len(work):
                 return
+            if self._loader.plan.tiers is not None:  # the host has its part in every layer: nothing is gained
+                return
             source = self._loader.backend.sampling.tokens(choices)
             if source is None:
                 return

@@ -15,6 +15,7 @@ class Gpu(NamedTuple):
     capability: tuple[int, int]
     multiprocessors: int
     driver: str  # the newest CUDA that it speaks
+    bandwidth: float = 0.0  # bytes per second of its memory, as its clock and width say
 
 
 class GpuMemory(NamedTuple):
@@ -63,6 +64,7 @@ def read_gpus() -> tuple[Gpu, ...]:
                 (attribute(_MAJOR), attribute(_MINOR)),
                 attribute(_MULTIPROCESSORS),
                 f"{version.value // 1000}.{version.value % 1000 // 10}",
+                2e3 * attribute(_MEMORY_CLOCK) * attribute(_BUS_WIDTH) / 8,
             )
         )
     return tuple(found)

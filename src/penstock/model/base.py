@@ -52,6 +52,11 @@ class Architecture(ABC):
     ) -> Self:
         """The model on a backend.  Its weights are usable once `dense` has loaded them."""
 
+    @staticmethod
+    @abstractmethod
+    def routed_experts(checkpoint: Checkpoint, backend: Backend, experts: ExpertStore) -> "RoutedExperts":
+        """The routed experts alone, for somebody who has the rest."""
+
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
@@ -73,3 +78,12 @@ class Architecture(ABC):
     @abstractmethod
     def announce(self, tokens: NDArray[np.int64]) -> None:
         """These tokens come next; some layers know by them what to read."""
+
+
+class RoutedExperts(ABC):
+    """Routed experts of a model's blocks, without anything around them."""
+
+    @abstractmethod
+    def terms(self, block: str, x: Array, ids: Array, weights: Array) -> Array:
+        """What each expert gives for the rows that chose it, by row and slot: x [rows, hidden], ids and weights
+        [rows, slots] → [rows · slots, hidden] and perhaps more.  The number of experts as an id leaves a term out."""

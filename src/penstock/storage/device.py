@@ -96,10 +96,10 @@ def _together(infos: Sequence[TensorInfo]) -> TensorInfo:
 
 
 class DeviceDense(DenseWeights):
-    """All weights outside of the routed experts; loading brings those too."""
+    """All weights outside of the routed experts; loading brings those too, where all of them stay."""
 
     def __init__(
-        self, checkpoint: Checkpoint, backend: DeviceBackend, reader: Reader, experts: DeviceExperts
+        self, checkpoint: Checkpoint, backend: DeviceBackend, reader: Reader, experts: DeviceExperts | None
     ):
         super().__init__(checkpoint, backend)
         self._device, self._reader, self._experts = backend, reader, experts
@@ -117,7 +117,8 @@ class DeviceDense(DenseWeights):
     def _parts(self) -> Iterator[Part]:
         for weight in self._weights.values():
             yield from _slices(weight)
-        yield from self._experts.parts()
+        if self._experts is not None:
+            yield from self._experts.parts()
 
     def load(self, progress: Callable[[int, int], None] | None = None) -> None:
         parts = sorted(self._parts(), key=lambda part: (str(part.info.file.path), part.info.offset))

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import BudgetError
 from penstock.machine.memory import Memory
@@ -23,6 +23,9 @@ from penstock.storage.source import ExpertSource
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.layout import Role
 from penstock.weights.summary import roles
+
+if TYPE_CHECKING:
+    from penstock.storage.tiers.plan import TierPlan
 
 CHUNKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a prefill step that a plan chooses from
 RESERVED: Final = 4096  # tokens of context that have their place before anything is given up for more
@@ -67,6 +70,7 @@ class Plan:
     ahead: int
     expert_bytes: int  # of the largest expert
     read_by_token: dict[str, int]  # bytes of a token: "dense" from memory or disk, "experts"
+    tiers: "TierPlan | None" = None  # where a device holds only some of the experts
 
     @property
     def total(self) -> int:
@@ -84,6 +88,8 @@ class Plan:
         if self.budget is None:
             return None
         given_up = max(0, self.experts_held - self.experts_fewest) if self.mode == "direct" else 0
+        if self.tiers is not None:  # a long step has to do with what is left
+            given_up = self.tiers.spare
         return self.state + max(0, self.budget - self.total) + given_up
 
     def hit_rate(self) -> float:

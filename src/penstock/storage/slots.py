@@ -6,6 +6,7 @@ more: the sum of all is what counts, and there is nothing to fragment.
 """
 
 import mmap
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,11 +27,16 @@ class Slot(NamedTuple):
     start: int
 
 
+Pin = Callable[[NDArray[np.uint8]], bool]
+Unpin = Callable[[NDArray[np.uint8]], None]
+
+
 class Slots:
     """At most `limit` bytes in slots that are in use or kept for use."""
 
-    def __init__(self, limit: int):
-        self.limit = limit
+    def __init__(self, limit: int, pin: Pin | None = None, unpin: Unpin | None = None):
+        """pin: makes a slot's memory one that a device copies from, before it is first used; unpin: and back"""
+        self.limit, self._pin, self._unpin = limit, pin, unpin
         self.held = 0  # bytes of slots that are in use or whose pages are kept
         self._free: dict[int, list[Slot]] = {}  # by size: pages kept
         self._bare: dict[int, list[Slot]] = {}  # by size: addresses without pages
@@ -48,7 +54,10 @@ class Slots:
         if not bare:
             bare.extend(_arena(size))
         self.held += size
-        return bare.pop()
+        slot = bare.pop()
+        if self._pin is not None:
+            self._pin(slot.memory)
+        return slot
 
     def give(self, slot: Slot) -> None:
         """The slot is not used any more.  Its pages stay for the next taker, unless the limit has shrunk."""
@@ -65,6 +74,8 @@ class Slots:
         for size, free in self._free.items():
             if free:
                 slot = free.pop()
+                if self._unpin is not None:
+                    self._unpin(slot.memory)
                 give_back(slot.arena, slot.start, size)
                 self._bare.setdefault(size, []).append(slot)
                 self.held -= size

@@ -16,13 +16,14 @@ from penstock.storage.learning import Learning
 from penstock.storage.pack import find_source
 from penstock.storage.page_cache import Bringing
 from penstock.storage.plan import Plan
-from penstock.storage.policy_choice import choose_policy, note_trace
+from penstock.storage.policy_choice import DEFAULT, choose_policy, note_trace
 from penstock.storage.prefetch import Prefetch
 from penstock.storage.reader import Reader
 from penstock.storage.slots import Slots
 from penstock.storage.source import ExpertSource
 from penstock.storage.store import ExpertStore, MappedExperts
 from penstock.storage.streamed import StreamedExperts
+from penstock.storage.tiers.opening import Tiers, open_tiers
 from penstock.storage.trace import TraceHeader, TraceWriter
 from penstock.storage.watch import Watch
 from penstock.weights.checkpoint import Checkpoint
@@ -41,10 +42,13 @@ class Storage:
     watch: Watch | None = None
     bringing: Bringing | None = None
     learning: "Learning | None" = None
+    tiers: Tiers | None = None
     step_began: dict[str, Any] = field(default_factory=dict)
 
     def totals(self) -> dict[str, Any]:
         """Counters that only grow."""
+        if self.tiers is not None:
+            return self.tiers.totals()
         if self.counters is None or self.reader is None:
             return {}
         read = self.reader.stats()
@@ -62,13 +66,17 @@ class Storage:
 
     def preload(self) -> None:
         """Called once the dense weights are there: the experts that were used most are next."""
+        if self.tiers is not None:
+            self.tiers.begin(self.learning.known if self.learning is not None else None)
         if self.learning is not None and isinstance(self.experts, StreamedExperts) and self.recorder is None:
             usage = self.learning.known
             if usage is not None and usage.tells:
                 self.experts.preload(usage.favourites())
 
-    def begin_step(self) -> None:
-        """Called before every step."""
+    def begin_step(self, rows: int) -> None:
+        """Called before every step of so many rows."""
+        if self.tiers is not None:
+            self.tiers.begin_step(rows)
         self.step_began.clear()
         self.step_began.update(self.totals())
         if self.recorder is not None:
@@ -76,8 +84,14 @@ class Storage:
         if self.watch is not None:
             self.watch.adjust()
 
+    def shrink(self) -> bool:
+        """A device is short of memory: some of its experts go.  False: none can."""
+        return self.tiers is not None and self.tiers.experts.shrink()
+
     def lend(self, nbytes: int) -> None:
         """Sessions need so many bytes beyond what the plan has for them: experts give way."""
+        if self.tiers is not None:
+            self.tiers.experts.lend(nbytes - max(0, (self.plan.budget or 0) - self.plan.total))
         if isinstance(self.experts, StreamedExperts) and self.plan.mode == "direct":
             self.experts.lend(nbytes - max(0, (self.plan.budget or 0) - self.plan.total))
 
@@ -86,6 +100,9 @@ class Storage:
         source = self.experts.source if isinstance(self.experts, StreamedExperts) else self.dense.checkpoint
         found: dict[str, Any] = {"mode": self.plan.mode, "experts_from": str(source.path)}
         totals = self.totals()
+        if self.tiers is not None:
+            latest = {name: value - self.step_began.get(name, 0) for name, value in totals.items()}
+            return found | totals | self.tiers.stats() | {"step": latest}
         if not totals or self.counters is None:
             return found
         latest = {name: value - self.step_began.get(name, 0) for name, value in totals.items()}
@@ -107,6 +124,8 @@ class Storage:
             self.recorder.close()
         if self.reader is not None:
             self.reader.close()
+        if self.tiers is not None:
+            self.tiers.close()
 
 
 def _rates(totals: dict[str, Any]) -> dict[str, float]:
@@ -148,14 +167,18 @@ def open_storage(
     trace: Path | None,
     governed: bool,
     learn: bool,
+    exact: bool,
     fingerprint: Callable[[], str],
 ) -> Storage:
     """Makes the stores of the plan.  Weights are read when the model asks `dense` to load.
 
     governed: whether the experts' share follows what the machine can spare
     learn: whether to begin with what was used most so far, and to remember what is used now
+    exact: whether all experts are computed by the device, where one has only some of them
     """
     if isinstance(backend, DeviceBackend):
+        if plan.tiers is not None:
+            return _open_tiers(checkpoint, backend, plan, policy, pack, trace, exact, learn, fingerprint)
         if trace is not None:
             raise OptionError(
                 "trace: a GPU keeps to itself which experts are asked for; device cpu records them"
@@ -194,3 +217,23 @@ def open_storage(
         )
     learning = Learning(fingerprint(), streamed.heat, counters) if learn else None
     return Storage(plan, loaded, streamed, reader, counters, recorder, watch, learning=learning)
+
+
+def _open_tiers(
+    checkpoint: Checkpoint,
+    backend: DeviceBackend,
+    plan: Plan,
+    policy: str,
+    pack: Path | str | None,
+    trace: Path | None,
+    exact: bool,
+    learn: bool,
+    fingerprint: Callable[[], str],
+) -> Storage:
+    reader, source = Reader(), find_source(checkpoint, pack)
+    recorder = None if trace is None else Recorder(trace, fingerprint(), source)
+    chosen = DEFAULT if policy == "auto" else policy
+    tiers = open_tiers(source, backend, plan, reader, policy=chosen, exact=exact, recorder=recorder)
+    learning = Learning(fingerprint(), tiers.experts.heat) if learn else None
+    dense = DeviceDense(checkpoint, backend, reader, None)
+    return Storage(plan, dense, tiers.experts, reader, recorder=recorder, learning=learning, tiers=tiers)

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, Backend, DeviceExpert, ExpertTable
+from penstock.backend.base import Array, Backend, DeviceExpert, Elsewhere, ExpertTable
 from penstock.storage.heat import ExpertMap, Heat
 from penstock.storage.source import PARTS
 from penstock.weights.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ class Lease(ABC):
     resident = False
     requested = False
     last = False
+    elsewhere: Elsewhere | None = None
 
     @abstractmethod
     def as_they_come(self) -> Iterator[ExpertTable]: ...

@@ -162,7 +162,7 @@ class StreamedExperts(ExpertStore):
         for key in reversed(fitting):
             list(self.cache.request([key]))
         for key in fitting:
-            self._arriving[key] = self._read(key, urgent=False)
+            self._arriving[key] = self.read(key, urgent=False)
 
     def evict(self, key: int) -> None:
         arriving = self._arriving.pop(key, None)
@@ -179,9 +179,10 @@ class StreamedExperts(ExpertStore):
         counters = self.counters.blocks[key // self.source.experts]
         counters.misses += 1
         counters.bytes_read += sum(stretch.length for stretch in self.source.bundle(key).stretches)
-        return self.prefetch.claim(key) or self._read(key, urgent=True)
+        return self.prefetch.claim(key) or self.read(key, urgent=True)
 
-    def _read(self, key: int, urgent: bool) -> Transfer:
+    def read(self, key: int, urgent: bool) -> Transfer:
+        """Begins to bring an expert's bytes to a slot; who may keep it is not decided here."""
         slot = self.memory.slots.take(self.source.size_of(key))
         pieces = list(self.source.bundle(key).pieces(self.reader, slot.address))
         return Transfer(self.reader.submit(pieces, urgent=urgent), slot)
@@ -224,6 +225,7 @@ class StreamedLease(Lease):
         self.coming: dict[int, Transfer] = {}  # by key
         self.decisions = store.cache.request(self.keys)
         self.decided: Decision | None = None  # and not yet carried out
+        self.handed: list[int] = []  # keys of the table that was given last
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -292,6 +294,7 @@ class StreamedLease(Lease):
     def _hand_over(self, keys: list[int]) -> Iterator[ExpertTable]:
         """A table with these experts.  What the taker does before it asks for the next is computing."""
         table, experts = self.store.table, self.store.source.experts
+        self.handed = keys
         for key in keys:
             table.put(key % experts, self.here.pop(key))
         begin = time.perf_counter()

@@ -1,11 +1,13 @@
 """The CPU as a backend."""
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Backend, DeviceExpert, DeviceWeight, Observer
+from penstock.backend.base import DeviceExpert, DeviceWeight, HostBackend, HostExpert, Observer, Vector
+from penstock.backend.cpu.host_share import CpuShare, expert_work
 from penstock.backend.cpu.low_precision import round_expert
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.sampling import CpuSampling
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 PROGRAM: Final = 96 << 20
 
 
-class CpuBackend(Backend):
+class CpuBackend(HostBackend):
     """threads: the most that an op uses, the calling one included."""
 
     name = "cpu"
@@ -55,11 +57,25 @@ class CpuBackend(Backend):
     def host(self, array: Buffer) -> NDArray[Any]:
         return array.array
 
-    def device(self, array: NDArray[np.float32]) -> Buffer:
+    def device(self, array: NDArray[Any]) -> Buffer:
         return Buffer(np.ascontiguousarray(array))
 
     def check(self) -> None:
         check_decoding()
+
+    # ── beside a device ───────────────────────────────────────────────────────────────────────────────────
+
+    together = 4
+
+    def share(
+        self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
+    ) -> CpuShare:
+        return CpuShare(x, ids, weights, out, limit, self.threads)
+
+    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
+        return expert_work(
+            [each for each in experts if isinstance(each, CpuExpert)], rows, self.together, self.threads
+        )
 
     @property
     def program_bytes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, ExpertTable, InputSquares
+from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, ExpertTable, HostExpert, InputSquares
 from penstock.native.library import instruction_set
 from penstock.native.structs import Decode, Expert
 from penstock.native.structs import Weight as Described
@@ -56,7 +56,7 @@ class CpuWeight(DeviceWeight):
         self.described.scale = None if scale is None else scale.ctypes.data
 
 
-class CpuExpert(DeviceExpert):
+class CpuExpert(HostExpert):
     """The native description of an expert, at `address`."""
 
     def __init__(self, gate: CpuWeight, up: CpuWeight, down: CpuWeight):
@@ -70,13 +70,18 @@ class CpuExpert(DeviceExpert):
         self.described = Expert(gate.address, up.address, down.address)
         self.address = ctypes.addressof(self.described)
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        gate, up, down = self.weights
+        return gate.described.data, up.described.data, down.described.data
+
 
 class CpuExpertTable(ExpertTable):
     """Addresses of experts by number, at `address`; null where there is none."""
 
     def __init__(self, experts: int):
-        self._places = (ctypes.c_void_p * experts)()
-        self._kept: list[CpuExpert | None] = [None] * experts
+        self._places = (ctypes.c_void_p * (experts + 1))()
+        self._kept: list[CpuExpert | None] = [None] * (experts + 1)
         self.address = ctypes.addressof(self._places)
 
     def put(self, number: int, expert: DeviceExpert) -> None:

@@ -14,23 +14,31 @@ from penstock.backend.base import (
     DeviceExpert,
     DeviceSpeeds,
     DeviceWeight,
+    ExpertSeconds,
+    ExpertSlots,
     ExpertTable,
+    HostBackend,
+    HostExpert,
     KernelTime,
     Sampling,
 )
+from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
 from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
 from penstock.backend.cuda.device import Card, CudaError, card, free_memory, measure, translated
+from penstock.backend.cuda.link import measure_experts, pin, unpin
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import (
     CudaExpert,
     CudaExpertStack,
     CudaWeight,
+    experts_are_fast,
     packed_bytes,
     packed_kind,
     stack_bytes,
 )
 from penstock.backend.cuda.prefill_products import prepare
 from penstock.backend.cuda.sample import CudaSampling
+from penstock.backend.cuda.slots import CudaExpertSlots, slot_sizes, slot_step, staged_bytes
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.state import StateLayout, StatePool
 from penstock.machine.gpu import read_gpu_memory
@@ -45,14 +53,15 @@ PROGRAM: Final = 1 << 30
 
 
 class CudaBackend(DeviceBackend):
-    """index: which card; sampling: what chooses tokens from logits on the host."""
+    """index: which card; sampling: what chooses tokens from logits on the host; beside: the host's processors, which
+    compute experts that the card has no room for."""
 
     name = "cuda"
 
-    def __init__(self, index: int, sampling: Sampling):
+    def __init__(self, index: int, sampling: Sampling, beside: HostBackend):
         if not torch.cuda.is_available():
             raise CudaError("this torch cannot use the GPU: it was built without CUDA, or for another driver")
-        self.index = index
+        self.index, self._beside = index, beside
         self.activate()
         self.sampling = CudaSampling(sampling)
         self.card: Card = card()
@@ -64,6 +73,20 @@ class CudaBackend(DeviceBackend):
         self.long_steps = False  # what `step_rows` found last
         self.steps = {"repeated": 0, "launched": 0}
         self._pools: WeakSet[CudaStates] = WeakSet()
+        self._long_memories: WeakSet[LongMemory] = WeakSet()
+
+    @property
+    def beside(self) -> HostBackend:
+        return self._beside
+
+    def end_long_steps(self) -> None:
+        for memory in self._long_memories:
+            memory.clear()
+        self.release()
+
+    def note_long_memory(self, memory: LongMemory) -> None:
+        """Working memory that `end_long_steps` gives back."""
+        self._long_memories.add(memory)
 
     def activate(self) -> None:
         """Makes the card the calling thread's own."""
@@ -151,6 +174,48 @@ class CudaBackend(DeviceBackend):
     def free_bytes(self) -> int:
         self.activate()
         return free_memory() + torch.cuda.memory_reserved() + sum(pool.committed for pool in self._pools)
+
+    # ── experts that come and go ──────────────────────────────────────────────────────────────────────────
+
+    def slot_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int | None:
+        same = all(
+            info.kind is first.kind
+            for expert in experts
+            for info, first in zip(expert, experts[0], strict=True)
+        )
+        plain = all(info.scale is None for info in experts[0])
+        if not (same and plain and experts_are_fast(experts, used)):
+            return None
+        return sum(slot_sizes(experts[0]))
+
+    def slot_step(self, expert: Sequence[TensorInfo]) -> int:
+        return slot_step(expert, device_pages(self.index).size)
+
+    def bringing_bytes(self, experts: Sequence[Sequence[TensorInfo]]) -> int:
+        return staged_bytes(experts[0])
+
+    def expert_slots(self, experts: Sequence[Sequence[TensorInfo]], count: int, used: int) -> CudaExpertSlots:
+        self.activate()
+        with translated("experts"):
+            assert self.slot_bytes(experts, used) is not None
+            slots = CudaExpertSlots(experts[0], count, device_pages(self.index))
+        if self.long_steps:
+            prepare([(slots.gate_up.kind, True), (slots.down.kind, False)])
+        return slots
+
+    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
+        self.activate()
+        with translated("measuring the link"):
+            return measure_experts(slots, experts, self.beside)
+
+    def pin(self, memory: Bytes) -> bool:
+        self.activate()
+        return pin(memory)
+
+    def unpin(self, memory: Bytes) -> None:
+        unpin(memory)
+
+    # ── loading ───────────────────────────────────────────────────────────────────────────────────────────
 
     def staging(self, nbytes: int) -> Bytes:
         pinned: Bytes = torch.empty(nbytes + PAGESIZE, dtype=torch.uint8).pin_memory().numpy()

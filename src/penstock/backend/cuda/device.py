@@ -7,15 +7,22 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 
-from penstock.errors import DeviceLostError, PenstockError
+from penstock.errors import DeviceFullError, DeviceLostError, PenstockError
 
 # Errors of the driver after which every call of this process fails: memory that cannot be corrected, a card that is
 # gone, and kernels that did what they may not, from an illegal address (700) to a launch that failed (719).
 LOST: Final = {46, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 802, 999}
 
 
+FULL: Final = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+
 class CudaError(PenstockError):
     """Something that the card or its driver refused."""
+
+
+class CudaFullError(CudaError, DeviceFullError):
+    """Its memory is full."""
 
 
 class Card(NamedTuple):
@@ -91,6 +98,8 @@ def check(result: tuple[Any, ...], what: str) -> Any:
     error, *values = result
     if int(error) in LOST:
         _lost(what, error.name)
+    if int(error) == FULL:
+        raise CudaFullError(f"{what}: the GPU's memory is full")
     if int(error) != 0:
         raise CudaError(f"{what}: the CUDA driver says {error.name}")
     return values[0] if values else None
@@ -108,7 +117,7 @@ def translated(what: str) -> Iterator[None]:
         yield
     except torch.cuda.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
-        raise CudaError(
+        raise CudaFullError(
             f"{what}: the GPU's memory is full ({free / 2**30:.1f} of {total / 2**30:.1f} GiB are free); "
             "a shorter context, fewer sessions or a smaller prefill_chunk take less"
         ) from error

@@ -50,7 +50,7 @@ class _RouterPart(ctypes.Structure):
 class _Up(ctypes.Structure):
     _fields_ = (
         ("weights", VOID), ("shared_weights", VOID), ("router", _RouterPart), ("grid", VOID),
-        ("routing", RoutingArgument), ("chosen", VOID), ("jobs", VOID),
+        ("routing", RoutingArgument), ("places", VOID), ("chosen", VOID), ("jobs", VOID),
         ("inputs", InputsArgument), ("digits", DigitOutputArgument), ("shared_digits", DigitOutputArgument),
         ("tiles", INT), ("cells", INT), ("rows", INT), ("columns", INT), ("forms", INT), ("width", INT),
         ("log_shared_slices", INT), ("stages", INT), ("stage_bytes", INT), ("pack", INT), ("depth", INT),
@@ -68,9 +68,9 @@ class _Down(ctypes.Structure):
     )  # fmt: skip
 
 
-def _experts(kind: WeightType) -> Module:
+def _experts(kind: WeightType, *more: str) -> Module:
     """The kernels for one format: all of them would take half a minute to compile."""
-    return module("experts.cu", f"-DEXPERT_FORMAT={kind.name}")
+    return module("experts.cu", f"-DEXPERT_FORMAT={kind.name}", *more)
 
 
 def _whole(floats: int) -> int:
@@ -94,12 +94,13 @@ def takes_along(router: Packed, shared: Packed, shared_down: Packed, routed: Pac
 class Up:
     """swiglu(gate, up) of every row's experts → acts, vectors row · count + slot; of the shared one → shared_acts.
 
-    gate: the router's matrix, where `takes_along` allows; its parts of the logits go to `router.logits`."""
+    gate: the router's matrix, where `takes_along` allows; its parts of the logits go to `router.logits`.
+    places: int32 [experts], where each lies among the weights; −1: it is left out"""
 
     def __init__(
         self, weights: Packed, router: Router, x: Image, acts: DigitVectors, rows: int, gate: Packed | None = None,
         shared: Packed | None = None, shared_acts: DigitVectors | None = None, limit: float = 10.0,
-        shared_limit: float = 10.0, stages: int = 3,
+        shared_limit: float = 10.0, stages: int = 3, places: torch.Tensor | None = None,
     ):  # fmt: skip
         kind, columns = weights.kind, weights.cells * CELL
         forms, cell = up_forms(kind, rows), LAYOUTS[kind].cell_bytes
@@ -128,13 +129,15 @@ class Up:
         grid = iq2_xxs_grid()
         self._argument = _Up(
             address(weights.data), address(shared.data if shared else None), along, address(grid), router.argument(),
-            address(router.chosen), address(router.jobs), inputs_argument(x, None, 0.0, weights.columns),
-            acts.argument(), shared_acts.argument() if shared_acts else DigitOutputArgument(), weights.tiles,
+            address(places), address(router.chosen), address(router.jobs),
+            inputs_argument(x, None, 0.0, weights.columns), acts.argument(),
+            shared_acts.argument() if shared_acts else DigitOutputArgument(), weights.tiles,
             weights.cells, rows, columns, forms, weights.rows, slices_of(shared).bit_length() - 1 if shared else 0,
             stages, stage, pack, depth, early, limit, shared_limit,
         )  # fmt: skip
-        self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid)
-        self._kernel = _experts(kind).kernel(f"experts_up_{'few' if rows <= FEW else 'many'}", size)
+        self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid, places)
+        source = _experts(kind) if places is None else _experts(kind, "-DWITH_PLACES")
+        self._kernel = source.kernel(f"experts_up_{'few' if rows <= FEW else 'many'}", size)
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(card().multiprocessors, 32 * _UP_WARPS, (self._argument,), overlap)

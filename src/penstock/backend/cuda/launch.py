@@ -128,33 +128,40 @@ class Kernel:
 
 
 class _Recording:
-    """The launches of a thread, on their way into graphs."""
+    """The launches of a thread, on their way into graphs; `parts` are what launches them, in order."""
 
     def __init__(self) -> None:
-        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.parts: list[Callable[[], object]] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
-        self.graphs.append(torch.cuda.CUDAGraph())
-        self.graphs[-1].capture_begin(capture_error_mode="thread_local")
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(capture_error_mode="thread_local")
 
     def end(self) -> None:
-        self.graphs[-1].capture_end()
+        assert self._graph is not None
+        self._graph.capture_end()
+        self.parts.append(self._graph.replay)
 
 
 _recordings: list[_Recording] = []  # the one that is under way
 
 
-def cut() -> None:
+def cut(between: Callable[[], object] | None = None) -> None:
     """Where work that is being recorded may be cut in two: to launch a long graph takes the host a while, and the
-    card has the short one before it to do meanwhile."""
+    card has the short one before it to do meanwhile.  `between` is what the host has to do there, every time."""
     for recording in _recordings:
         recording.end()
+        if between is not None:
+            recording.parts.append(between)
         recording.begin()
+    if not _recordings and between is not None:
+        between()
 
 
-def capture(work: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
-    """`work` as graphs, to be launched one after the other.  It must have been run before, so that everything it
-    needs is compiled and loaded."""
+def capture(work: Callable[[], object]) -> list[Callable[[], object]]:
+    """`work` as calls, to be made one after the other, that launch graphs.  It must have been run before, so that
+    everything it needs is compiled and loaded."""
     torch.cuda.synchronize()
     recording = _Recording()
     _recordings.append(recording)
@@ -167,7 +174,7 @@ def capture(work: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
                 recording.end()
     finally:
         _recordings.remove(recording)
-    return recording.graphs
+    return recording.parts
 
 
 class Recorded:
@@ -175,13 +182,13 @@ class Recorded:
 
     def __init__(self, work: Callable[[], Any]):
         self._work: Callable[[], Any] | None = work
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._parts: list[Callable[[], object]] = []
         self._result: Any = None
         self._ran = False
 
     @property
     def recorded(self) -> bool:
-        return bool(self._graphs)
+        return bool(self._parts)
 
     def run(self) -> Any:
         """What `work` returned.  Where it lies is the same every time."""
@@ -189,10 +196,10 @@ class Recorded:
             assert self._work is not None
             self._result, self._ran = self._work(), True
             return self._result
-        if not self._graphs:
+        if not self._parts:
             assert self._work is not None
-            self._graphs = capture(self._work)
+            self._parts = capture(self._work)
             self._work = None
-        for graph in self._graphs:
-            graph.replay()
+        for part in self._parts:
+            part()
         return self._result

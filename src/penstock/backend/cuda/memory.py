@@ -137,6 +137,15 @@ class Reservation:
             self._present.update(absent[:count])
             absent = absent[count:]
 
+    def uncommit(self, start: int, end: int) -> None:
+        """What was committed within bytes [start, end) is addresses again.  Nothing may use it any more."""
+        size = self._pages.size
+        for first, (count, handle) in list(self._mapped.items()):
+            if start <= first * size and (first + count) * size <= -(-end // size) * size:
+                self._pages.unmap(self.address + first * size, count * size, handle)
+                self._present.difference_update(range(first, first + count))
+                del self._mapped[first]
+
     def close(self) -> None:
         """Nothing may use it any more, on the card either."""
         size = self._pages.size

@@ -39,13 +39,14 @@ class Groups:
     ids: torch.Tensor = field(init=False)  # int32 [rows, count], best first
     weights: torch.Tensor = field(init=False)  # float32 [rows, count]
     places: torch.Tensor = field(init=False)  # int32 [rows, count]: the item of a choice
+    counts: torch.Tensor = field(init=False)  # int32 [experts]: rows of each
     items: Items = field(init=False)  # [rows · count], by rising expert, then by row
 
     def __post_init__(self) -> None:
         total = self.rows * self.count
         self.ids, self.places = _ints(self.rows, self.count), _ints(self.rows, self.count)
         self.weights = torch.empty(self.rows, self.count, device="cuda")
-        self._counts = _ints(self.experts)
+        self.counts = _ints(self.experts)
         most = min(total, self.experts + total // MOST)
         self.items = Items(_ints(most, 3), _ints(1), _ints(total), torch.empty(total, device="cuda"))
 
@@ -60,7 +61,7 @@ class Groups:
         )  # fmt: skip
         items = self.items
         argument = _Grouping(
-            routing, address(self.ids), address(self.weights), address(self._counts), address(items.gather),
+            routing, address(self.ids), address(self.weights), address(self.counts), address(items.gather),
             address(items.factors), address(self.places), address(items.tiles), address(items.tile_count),
             self.rows, MOST,
         )  # fmt: skip
@@ -80,6 +81,11 @@ def run_experts(
     multiply_swiglu(gate_up, x, acts, limit, Items(by_expert.tiles, by_expert.tile_count, by_expert.gather))
     sorted_rows.factors = by_expert.factors
     multiply([down], acts, [terms], items=sorted_rows)
+    combine(terms, shared, groups, out)
+
+
+def combine(terms: torch.Tensor, shared: torch.Tensor | None, groups: Groups, out: torch.Tensor) -> None:
+    """out [rows, hidden] = each row's terms by rising id, and `shared`"""
     argument = _Combine(
         address(terms), address(shared), address(groups.places), address(out), groups.count, out.shape[1]
     )

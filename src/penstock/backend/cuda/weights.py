@@ -40,7 +40,7 @@ class Packed:
         return self.data.numel()
 
 
-class _Repack(ctypes.Structure):
+class RepackArgument(ctypes.Structure):
     _fields_ = (
         ("raw", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -62,17 +62,23 @@ def empty(
     return Packed(torch.empty(size, dtype=torch.uint8, device=device), kind, rows, columns, count, paired)
 
 
-def repack_into(to: Packed, raw: torch.Tensor, first_tile: int = 0, second: bool = False) -> None:
-    """Stored rows on the card, uint8 [rows, row bytes], into the tiles from `first_tile` on; `second`: the ups."""
+def repack_argument(
+    raw: int, to: Packed, rows: int, first_tile: int = 0, second: bool = False
+) -> RepackArgument:
+    """Stored rows at the address `raw` into the tiles from `first_tile` on; `second`: the ups."""
     cells = to.cells * (2 if to.paired else 1)
     start = first_tile * cells * LAYOUTS[to.kind].cell_bytes
-    tiles = -(-len(raw) // TILE)
-    argument = _Repack(
-        raw.data_ptr(), to.data.data_ptr() + start, to.kind.row_bytes(to.columns), len(raw), tiles, to.cells,
-        cells, to.cells if second else 0,
+    return RepackArgument(
+        raw, to.data.data_ptr() + start, to.kind.row_bytes(to.columns), rows, -(-rows // TILE), to.cells, cells,
+        to.cells if second else 0,
     )  # fmt: skip
+
+
+def repack_into(to: Packed, raw: torch.Tensor, first_tile: int = 0, second: bool = False) -> None:
+    """Stored rows on the card, uint8 [rows, row bytes], into the tiles from `first_tile` on; `second`: the ups."""
+    argument = repack_argument(raw.data_ptr(), to, len(raw), first_tile, second)
     kernel = module("repack.cu").kernel(f"repack_{to.kind.name.lower()}")
-    kernel.launch(grid=-(-tiles * to.cells // 8), block=256, args=(argument,))
+    kernel.launch(grid=-(-argument.tiles * to.cells // 8), block=256, args=(argument,))
 
 
 def repack(raw: torch.Tensor, kind: WeightType, rows: int, columns: int, count: int = 1) -> Packed:

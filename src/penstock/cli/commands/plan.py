@@ -32,6 +32,9 @@ def plan_command(
             "twice as fast."
         ),
     ] = "",
+    expert_workers: Annotated[
+        str, typer.Option(help="With one machine in --cluster: expert workers with these amounts of memory.")
+    ] = "",
     link: Annotated[float, typer.Option(help="Gb/s of the network between them.")] = 1.0,
     latency: Annotated[float, typer.Option(help="Milliseconds that a message takes, one way.")] = 0.1,
     measure: Annotated[
@@ -42,7 +45,6 @@ def plan_command(
     """Show what a model would take from a budget of memory, and the speed to expect.
 
     Example: penstock plan -m model.gguf --memory 16GiB --ctx 32768
-    Example: penstock plan -m model.gguf --cluster 16GiB,16GiB --link 10
     """
     if several and chosen.device.startswith("cuda"):
         raise OptionError(f"--budgets compares amounts of the machine's memory; device is {chosen.device!r}")
@@ -51,9 +53,10 @@ def plan_command(
 
     path = model or options.default_model()
     if cluster:
-        from penstock.cli.plan_cluster import show_cluster_plan
+        from penstock.cli.plan_cluster import Asked, show_cluster_plan
 
-        show_cluster_plan(path, chosen, cluster, link, latency, measure, json_output)
+        asked = Asked(cluster, expert_workers, link, latency)
+        show_cluster_plan(path, chosen, asked, measure, json_output)
     elif amounts:
         compare_budgets(path, chosen, amounts, json_output)
     else:

@@ -22,6 +22,8 @@ trace_app = typer.Typer(
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
 SIZES = "Sizes of the cache: amounts such as 4GiB, or shares of all experts such as 10%."
+TIERS = "Bytes for experts in a GPU's memory and in RAM, such as 12GiB,24GiB: what each tier would have had."
+SPEEDS = "With --tiers: GB/s at which experts cross to the GPU, are computed by the CPU and are read from the disk."
 PROMPT = "Describe the journey of a drop of rain from the clouds to the sea."
 
 
@@ -50,6 +52,8 @@ def replay_command(
     file: File,
     policy: Annotated[str, typer.Option(help=f"Policies, or all: {', '.join(POLICIES)}.")] = "all",
     sizes: Annotated[str, typer.Option("--size", help=SIZES)] = "3%,6%,12%,25%,50%",
+    tiers: Annotated[str | None, typer.Option(metavar="VRAM,MEMORY", help=TIERS)] = None,
+    speeds: Annotated[str, typer.Option(metavar="LINK,CPU,DISK", help=SPEEDS)] = "25,40,3",
     json_output: options.Json = False,
 ) -> None:
     """Show how often each policy would have found its experts in memory.
@@ -57,6 +61,11 @@ def replay_command(
     Example: penstock trace replay chat.trace.gz --policy lru,lfu --size 8GiB,16GiB
     """
     policies = _parse_policies(policy)
+    if tiers is not None:
+        from penstock.cli.trace_tiers import replay_in_tiers
+
+        replay_in_tiers(file, policies, tiers, speeds, json_output)
+        return
     from penstock.cli.trace import replay
 
     replay(file, policies, sizes, json_output)

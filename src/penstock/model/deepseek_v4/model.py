@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StateLayout, StatePool, Step
-from penstock.model.base import Architecture
+from penstock.model.base import Architecture, RoutedExperts
 from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
+from penstock.model.deepseek_v4.routed import DeepSeekV4Experts
 from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
 from penstock.storage.prefetch import GUESSED_ROWS
@@ -178,6 +179,10 @@ class DeepSeekV4(Architecture):
     @staticmethod
     def boundary(config: ModelConfig) -> tuple[int, ...]:
         return config.streams, config.hidden
+
+    @staticmethod
+    def routed_experts(checkpoint: Checkpoint, backend: Backend, experts: ExpertStore) -> RoutedExperts:
+        return DeepSeekV4Experts(checkpoint, backend, experts)
 
     @classmethod
     def build(

@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import llamacpp_envelope
 from penstock.server.http.streams import EventStream, data
+from penstock.server.observe.machines import machines_shown
 from penstock.server.observe.metrics import Totals, memory_by_tier
 from penstock.server.service import Service, service_of
 from penstock.storage.heat import ExpertMap
@@ -84,6 +85,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
         "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
         "memory": memory_by_tier(service, stats),
         "gpu": _gpu_steps(stats.get("device")),
+        "cluster": machines_shown(stats.get("cluster")),
         "resident": resident_bytes(),
         "queue": {
             "parallel": scheduler.parallel,

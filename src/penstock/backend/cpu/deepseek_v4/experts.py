@@ -23,7 +23,7 @@ class CpuExperts(v4.Experts):
         self.weighted_terms = False  # whether terms come with their routing weight
 
     def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
-        if len(x.array) <= FEW and not lease.resident:
+        if lease.elsewhere is not None or (len(x.array) <= FEW and not lease.resident):
             return self._as_they_come(x, ids, weights, lease)
         spec, rows = self._spec, len(x.array)
         out = self._workspace.take("experts", rows, (spec.hidden,))  # [rows, hidden]
@@ -39,24 +39,48 @@ class CpuExperts(v4.Experts):
         return out
 
     def _as_they_come(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
-        spec = self._spec
+        spec, elsewhere = self._spec, lease.elsewhere
         rows, slots = ids.array.shape
-        # [rows · slots routed terms, then rows of the shared expert, hidden]
-        terms = self._workspace.take("expert terms", rows * slots + rows, (spec.hidden,))
-        shared: int | None = self._shared.address
-        for table in lease.as_they_come():
-            assert isinstance(table, CpuExpertTable)
-            # The shared expert fills the time in which the others are on their way.
-            now = shared if lease.requested else None
-            native().ps_expert_terms(
-                *(table.address, len(table), ids.address, weights.address, slots, spec.limit),
-                *(now, spec.shared_limit, x.address, rows, terms.address, self._threads),
-            )
-            if now is not None:
-                shared = None
+        terms = self._room_for_terms(rows, slots)
+        own = ids if elsewhere is None else elsewhere.begin(x, ids, weights, terms)
+        self._compute(x, own, weights, lease, terms, self._shared)
+        for left, again in () if elsewhere is None else elsewhere.finish():
+            self._compute(x, left, weights, again, terms)
         out = self._workspace.take("experts", rows, (spec.hidden,))
         scales = None if self.weighted_terms else weights.address
         native().ps_expert_sum(
             *(ids.address, scales, rows, slots, True, terms.address, spec.hidden, out.address, self._threads)
         )
         return out
+
+    def terms(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
+        terms = self._room_for_terms(*ids.array.shape)
+        self._compute(x, ids, weights, lease, terms)
+        return terms
+
+    def _room_for_terms(self, rows: int, slots: int) -> Buffer:
+        """[rows · slots routed terms, then rows of the shared expert, hidden]"""
+        return self._workspace.take("expert terms", rows * slots + rows, (self._spec.hidden,))
+
+    def _compute(
+        self,
+        x: Buffer,
+        ids: Buffer,
+        weights: Buffer,
+        lease: ExpertLease,
+        terms: Buffer,
+        shared: CpuExpert | None = None,
+    ) -> None:
+        """Terms of these ids, and of the shared expert if it is given."""
+        spec, (rows, slots) = self._spec, ids.array.shape
+        for table in lease.as_they_come():
+            assert isinstance(table, CpuExpertTable)
+            # The shared expert fills the time in which the others are on their way.
+            now = shared if lease.requested else None
+            native().ps_expert_terms(
+                *(table.address, len(table), ids.address, weights.address, slots, spec.limit),
+                *(None if now is None else now.address, spec.shared_limit, x.address, rows, terms.address),
+                self._threads,
+            )
+            if now is not None:
+                shared = None

@@ -82,6 +82,8 @@ class StepMemory:
         self.wanted = self._device[8 * rows : 16 * rows].view(torch.int64)
         self.tokens = self._device[16 * rows : 20 * rows].view(torch.int32)
         self.positions = self._device[20 * rows :].view(torch.int32)
+        self.live = 0  # rows of the step under way that are not padding
+        self.later: Callable[[], None] | None = None  # what the host does while the card computes
         self._wanted: tuple[int, ...] = ()  # the rows that are there now
         self.mixes: list[torch.Tensor] = []  # matrices of the hyper-connections, in the model's order
         self._places: dict[int, tuple[Vector, Places]] = {}  # by identity of the frequencies
@@ -113,6 +115,7 @@ class StepMemory:
         live, rows = step.rows, padded(step.rows)
         if rows > self.rows:
             raise ValueError(f"a step of {live} rows, at most {self.rows}")
+        self.live = live
         at, host = self._next()
         states, wanted, tokens, positions = host
         for number, slot in enumerate(step.slots):

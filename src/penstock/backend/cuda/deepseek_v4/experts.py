@@ -7,8 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import ExpertLease
+from penstock.backend.base import DividedLease, ExpertLease, HostBackend
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
+from penstock.backend.cuda.deepseek_v4.divided import Add, Divided, divided_forms, run_waves
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense, slices_of
@@ -19,6 +20,7 @@ from penstock.backend.cuda.plain import PlainExperts, Route
 from penstock.backend.cuda.prefill_experts import Groups, run_experts
 from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_swiglu, prepare
 from penstock.backend.cuda.routing import Router
+from penstock.backend.cuda.slots import CudaExpertSlots
 from penstock.weights import types
 
 
@@ -46,27 +48,30 @@ class CudaRouter(v4.Router):
 
 
 class CudaExperts(v4.Experts):
-    def __init__(self, spec: v4.ExpertsSpec, memory: StepMemory):
+    """beside: the host's processors, where they have a share of the work"""
+
+    def __init__(self, spec: v4.ExpertsSpec, memory: StepMemory, beside: HostBackend):
         assert isinstance(spec.shared, CudaExpert)
-        self._spec, self._shared, self._memory = spec, spec.shared, memory
+        self._spec, self._shared, self._memory, self._beside = spec, spec.shared, memory, beside
         self._made: dict[int, tuple[int, list[Launch]]] = {}
+        self._divided: dict[int, tuple[int, Divided]] = {}
         self._next_mix = len(memory.mixes)
         if memory.long.expected:
             prepare([(spec.shared.gate_up.kind, True), (spec.shared.down.kind, False)])
 
     def run(
-        self, x: SublayerInput | HalfRows, ids: Routed, weights: None, lease: ExpertLease
+        self, x: SublayerInput | HalfRows, ids: Routed, weights: None, lease: ExpertLease | DividedLease
     ) -> torch.Tensor:
         del weights  # chosen with the ids
         if isinstance(x, HalfRows):
-            (stack,) = lease.in_order()
-            assert isinstance(stack, CudaExpertStack)
             assert isinstance(ids.batch, LongBatch)
-            return self._run_long(x, ids.router, ids.batch, stack)
+            return self._run_long(x, ids.router, ids.batch, lease)
         rows = x.rows
+        if isinstance(lease, DividedLease):
+            self._run_divided(x, ids.router, lease)
+            return self._memory.workspace.take("experts", self._spec.hidden)[:rows]
         if rows not in self._made:
-            (stack,) = lease.in_order()
-            assert isinstance(stack, CudaExpertStack)
+            stack = _stack(lease)
             self._made[rows] = smaller_pieces(lambda size: self._make(size, x, ids.router, stack))
             run(self._made[rows][1])
         else:
@@ -75,13 +80,35 @@ class CudaExperts(v4.Experts):
             run(launches)
         return self._memory.workspace.take("experts", self._spec.hidden)[:rows]
 
+    def _run_divided(self, x: SublayerInput, router: CudaRouter, lease: DividedLease) -> None:
+        slots, rows = lease.slots, x.rows
+        assert isinstance(slots, CudaExpertSlots)
+
+        def forms(size: int) -> int:
+            return divided_forms(self._shared, router, slots, min(size, rows))
+
+        def make(size: int) -> tuple[int, Divided]:
+            images = x.images(forms(size), size)
+            ahead = self._memory.mix(self._next_mix)
+            return size, Divided(self._spec, router, self._memory, lease, images, self._beside, ahead)
+
+        if rows not in self._divided:
+            self._divided[rows] = smaller_pieces(make)
+        else:
+            size, _ = self._divided[rows]
+            x.images(forms(size), size)
+        self._divided[rows][1].run()
+
     def _run_long(
-        self, x: HalfRows, router: CudaRouter, batch: LongBatch, stack: CudaExpertStack
+        self, x: HalfRows, router: CudaRouter, batch: LongBatch, lease: ExpertLease | DividedLease
     ) -> torch.Tensor:
         spec, shared, memory, rows = self._spec, self._shared, batch.memory, batch.rows
-        assert stack.gate_up is not None
-        assert stack.down is not None
-        routing, width = router.spec, stack.gate_up.rows
+        slots = lease.slots if isinstance(lease, DividedLease) else _stack(lease)
+        assert isinstance(slots, CudaExpertSlots | CudaExpertStack)
+        gate_up, down = slots.gate_up, slots.down
+        assert gate_up is not None
+        assert down is not None
+        routing, width = router.spec, gate_up.rows
         logits = memory.take("router logits", rows, router.gate.rows)
         multiply([router.gate], x, [logits], planes=x.planes)  # choices are discrete: all bits that there are
         groups = Groups(rows, routing.count, router.gate.rows)
@@ -94,12 +121,14 @@ class CudaExperts(v4.Experts):
         items = rows * routing.count
         acts, terms = memory.halves("acts", items, width), memory.take("terms", items, spec.hidden)
         out = memory.take("experts", rows, spec.hidden)
-        run_experts(stack.gate_up, stack.down, x, groups, spec.limit, acts, terms, beside, out)
+        if isinstance(lease, DividedLease):
+            run_waves(lease, x, groups, spec.limit, acts, terms, beside, out)
+        else:
+            run_experts(gate_up, down, x, groups, spec.limit, acts, terms, beside, out)
         return out
 
     def _forms(self, rows: int, router: CudaRouter, lease: ExpertLease) -> int:
-        (stack,) = lease.in_order()
-        assert isinstance(stack, CudaExpertStack)
+        stack = _stack(lease)
         kinds = [self._shared.gate_up.kind, router.gate.kind]
         routed = up_forms(stack.gate_up.kind, rows) if stack.gate_up is not None else FLOATS
         return forms_of(kinds, rows) | routed
@@ -164,7 +193,7 @@ class CudaExperts(v4.Experts):
             decide,
             up,
             Down(stack.down, chosen, acts, out, rows),
-            _Add(out, alone),
+            Add(out, alone),
         ]
 
     def _shared_alone(self, a: int, b: int, image: Image, out: torch.Tensor) -> list[Launch]:
@@ -197,12 +226,7 @@ class CudaExperts(v4.Experts):
         ]
 
 
-class _Add:
-    """a += b"""
-
-    def __init__(self, a: torch.Tensor, b: torch.Tensor):
-        self._a, self._b = a, b
-
-    def launch(self, overlap: bool = True) -> None:
-        del overlap  # torch has no word for it
-        self._a.add_(self._b)
+def _stack(lease: ExpertLease) -> CudaExpertStack:
+    (stack,) = lease.in_order()
+    assert isinstance(stack, CudaExpertStack)
+    return stack

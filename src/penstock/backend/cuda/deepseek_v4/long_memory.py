@@ -27,6 +27,10 @@ class LongMemory:
         for source in ("rows", "hyper", "state", "indexer", "attention") if expected else ():
             module(f"prefill_{source}.cu")
 
+    def clear(self) -> None:
+        """Forgets what steps have worked with."""
+        self._buffers.clear()
+
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         key, size = (name, dtype), prod(shape)
         if key not in self._buffers or self._buffers[key].numel() < size:

@@ -34,6 +34,7 @@ class CudaOps(v4.Ops):
         backend.activate()
         self._memory = StepMemory(pool, STEP_ROWS)
         self._memory.long.prepare(backend.long_steps)
+        backend.note_long_memory(self._memory.long)
         self._streams: dict[int, Streams] = {}
         self._shape = (0, 0)  # of streams
         self._blocks = 0
@@ -126,7 +127,7 @@ class CudaOps(v4.Ops):
         return CudaRouter(spec, self._memory)
 
     def experts(self, spec: v4.ExpertsSpec) -> CudaExperts:
-        return CudaExperts(spec, self._memory)
+        return CudaExperts(spec, self._memory, self._backend.beside)
 
     def head(self, spec: v4.HeadSpec) -> CudaHead:
         return CudaHead(spec, self._memory)

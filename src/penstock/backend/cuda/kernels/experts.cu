@@ -47,6 +47,7 @@ struct Up {
     RouterPart router;
     const uint2* grid;           // IQ2_XXS: [256]
     Routing routing;
+    const int* places;  // WITH_PLACES: [experts], where an expert lies among the weights, −1 for those that somebody else computes
     Chosen* chosen;  // for those who want to know
     Jobs* jobs;      // for `down`
     Inputs inputs;   // an image; without a router the kernel before lets this one start only when it is complete
@@ -240,6 +241,9 @@ PS_DEVICE void up(const Up& p) {
     else if (threadIdx.x == 0) wait_until(p.router.counter, units);  // all blocks are there: one on every multiprocessor
     __syncthreads();
     choose(p.routing, p.rows, choice, red);
+#ifdef WITH_PLACES
+    keep_present(choice.jobs, p.places);
+#endif
     const Jobs& jobs = choice.jobs;
     const bool tells = blockIdx.x == gridDim.x - 1;  // the others: the last block has least to do
     if (tells) write_jobs(jobs, p.jobs);

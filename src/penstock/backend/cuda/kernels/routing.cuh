@@ -221,6 +221,44 @@ PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
     __syncthreads();
 }
 
+// All threads of a block: of the jobs those remain whose expert has a place, which takes the expert's; their order stays.
+PS_DEVICE void keep_present(Jobs& jobs, const int* places) {
+    if (threadIdx.x < WARP) {
+        const int lane = threadIdx.x, count = jobs.count;
+        int kept = 0, kept_pairs = 0;
+#pragma unroll 1
+        for (int begin = 0; begin < count; begin += WARP) {
+            Job own = {};
+            int place = -1, vectors[JOB_ROWS];
+            float weights[JOB_ROWS];
+            if (begin + lane < count) own = jobs.job[begin + lane], place = __ldcg(places + own.expert);
+            const bool present = place >= 0;
+#pragma unroll
+            for (int k = 0; k < JOB_ROWS; k++)
+                if (present && k < own.rows) vectors[k] = jobs.vector[own.first + k], weights[k] = jobs.weight[own.first + k];
+            const u32 all = __ballot_sync(ALL, present);
+            int pairs = present ? own.rows : 0;  // of this lane and those before it
+#pragma unroll
+            for (int d = 1; d < WARP; d <<= 1) {
+                const int other = __shfl_up_sync(ALL, pairs, d);
+                if (lane >= d) pairs += other;
+            }
+            __syncwarp();  // all have read what others overwrite
+            if (present) {
+                own.expert = place, own.first = kept_pairs + pairs - own.rows;
+                jobs.job[kept + __popc(all & ((1u << lane) - 1))] = own;
+#pragma unroll
+                for (int k = 0; k < JOB_ROWS; k++)
+                    if (k < own.rows) jobs.vector[own.first + k] = vectors[k], jobs.weight[own.first + k] = weights[k];
+            }
+            kept += __popc(all), kept_pairs += __shfl_sync(ALL, pairs, WARP - 1);
+            __syncwarp();
+        }
+        if (lane == 0) jobs.count = kept, jobs.pairs = kept_pairs;
+    }
+    __syncthreads();
+}
+
 // All threads of a block: jobs ↔ memory
 PS_DEVICE void write_jobs(const Jobs& from, Jobs* to) {
     for (int i = threadIdx.x; i < WORDS_BEFORE_JOBS + from.count * JOB_WORDS; i += blockDim.x)

@@ -2,6 +2,7 @@
 
 import { byId, element } from "./dom.js";
 import { bytes, bytesParts, count, percent, percentNumber, short } from "./format.js";
+import { showMachines } from "./machines.js";
 import { Spark } from "./spark.js";
 
 const WINDOW = 4; // pictures that rates are told from
@@ -44,6 +45,7 @@ export class Panel {
   show(picture) {
     this.memory(picture);
     this.queue(picture);
+    showMachines(picture, this.pictures[0] ?? picture);
     this.about(picture.about);
   }
 

@@ -1,0 +1,258 @@
+"""A model that a GPU's memory does not hold: experts on the card, in RAM and on disk, and what binds each case.
+
+    python -m benchmarks.tiers --synth /dev/shm/q2.gguf [--layers 43] [--cases 24,2k,8k,12,alone]
+    python -m benchmarks.tiers --synth /dev/shm/skew.gguf --skew 1 --cases 24
+    python -m benchmarks.tiers --synth /data/q2.gguf --layers 20 --cases disk
+
+24, 12   decoding with `--vram 24GiB` and `12GiB`, the rest in RAM
+alone    the same with 12GiB and every expert copied to the card: what the processors' share is worth
+2k, 8k   prompts of 2,048 and 8,192 tokens with 24GiB
+disk     decoding with `--vram 16GiB --memory 32GiB`
+
+One engine runs them: smaller budgets are slots that it gives up.
+With fewer layers than the published model has, budgets shrink so that tiers hold the same share of the experts, and
+speeds are those of all layers: the time of a token grows with them.  Weights are random: what is chosen is uniform,
+or follows Zipf's law with `--skew`.  Every line is JSON.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock import Engine
+from penstock.backend import open_backend
+from penstock.backend.base import DeviceBackend
+from penstock.engine.options import EngineOptions
+from penstock.engine.planning import make_engine_plan
+from penstock.engine.sampling import Sampling
+from penstock.errors import BudgetError
+from penstock.machine.gpu import read_gpu_memory
+from penstock.machine.memory import resident_bytes
+from penstock.storage.plan import Plan
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.imagined import imagine
+from penstock.weights.opening import open_checkpoint
+from penstock.weights.synth import plan_synth, stored_type, write_synth
+from penstock.weights.widths import WIDTHS
+
+GIB = 1 << 30
+CONTEXT = 16384
+SAMPLING = Sampling(temperature=1.0, seed=1, ignore_eos=True)
+WARM, TOKENS = 12, 40
+
+
+def say(case: str, **numbers: Any) -> None:
+    print(json.dumps({"case": case, **numbers}), flush=True)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A file with fewer layers, and the whole model that it stands for."""
+
+    path: Path
+    checkpoint: Checkpoint
+    whole: Checkpoint
+    backend: DeviceBackend
+
+    @property
+    def layers(self) -> float:
+        """How many times as many the whole model has."""
+        return self.whole.config.layer_count / self.checkpoint.config.layer_count
+
+    def vram(self, nbytes: int) -> int:
+        """The budget that gives this file the share of experts on the card that the whole model has in `nbytes`."""
+        if self.layers == 1:
+            return nbytes
+        wanted, _ = self._share(self.whole, nbytes)
+        low, high = 2 * GIB, nbytes
+        while high - low > 64 << 20:
+            middle = (low + high) // 2
+            share, fits = self._share(self.checkpoint, middle)
+            low, high = (middle, high) if not fits or share < wanted else (low, middle)
+        return high
+
+    def _share(self, checkpoint: Checkpoint, vram: int) -> tuple[float, bool]:
+        chosen = EngineOptions(device="cuda", vram=vram, memory=None, draft="off", context=CONTEXT)
+        try:
+            plan, _ = make_engine_plan(checkpoint, chosen, self.backend, CONTEXT)
+        except BudgetError:
+            return 0.0, False
+        return plan.experts_held / plan.experts_total, True
+
+    def memory(self, nbytes: int) -> int:
+        """The same for RAM."""
+        fixed = 2 * GIB
+        return fixed + int((nbytes - fixed) / self.layers)
+
+
+def open_case(scaled: Scaled, vram: int, **options: Any) -> Engine:
+    begin, budget = time.perf_counter(), scaled.vram(vram)
+    given = {"device": "cuda", "context": CONTEXT, "memory": None, "draft": "off", "learn": "off", **options}
+    engine = Engine(scaled.path, vram=budget, **given)
+    plan: Plan = engine.plan
+    assert plan.tiers is not None, "the model fits: nothing comes and goes"
+    say(
+        "opened", vram=vram / GIB, budget=round(budget / GIB, 2), slots=plan.tiers.slots, chunk=plan.chunk,
+        share=round(plan.experts_held / plan.experts_total, 3), whole=plan.tiers.whole,
+        long_slots=sum(kind.long_slots for kind in plan.tiers.kinds), seconds=round(time.perf_counter() - begin, 1),
+        **{name: value for name, value in engine.stats().items() if "second" in name or "pin" in name},
+    )  # fmt: skip
+    return engine
+
+
+def give_up(engine: Engine, scaled: Scaled, vram: int) -> None:
+    """The card holds what it would hold with a smaller budget: nothing is opened again."""
+    tiers = engine.storage.tiers
+    assert tiers is not None
+    chosen = EngineOptions(device="cuda", vram=scaled.vram(vram), memory=None, draft="off", context=CONTEXT)
+    plan, _ = make_engine_plan(scaled.checkpoint, chosen, scaled.backend, CONTEXT)
+    assert plan.tiers is not None
+    slots = sum(kind.slots * kind.slot_bytes for kind in plan.tiers.kinds)
+    assert engine.plan.tiers is not None
+    tiers.experts.withhold(sum(kind.slots * kind.slot_bytes for kind in engine.plan.tiers.kinds) - slots)
+    say("given up", vram=vram / GIB, slots=tiers.stats()["slots"])
+
+
+def peaks(engine: Engine, before: int) -> dict[str, float]:
+    counted = read_gpu_memory(0)
+    used = 0 if counted is None else counted.total - counted.free - before
+    assert engine.plan.budget is not None
+    return {
+        "vram_used": round(used / GIB, 2),
+        "vram_budget": round(engine.plan.budget / GIB, 2),
+        "resident": round((resident_bytes() or 0) / GIB, 2),
+    }
+
+
+def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
+    """Tokens per second of the whole model"""
+    session, times = engine.session(), list[float]()
+    prompt = [int(i) for i in np.random.default_rng(1).integers(2, engine.config.vocab_size, 16)]
+    begin, counted = time.perf_counter(), engine.stats()
+    for number, _ in enumerate(engine.generate(prompt, WARM + TOKENS, SAMPLING, session)):
+        now = time.perf_counter()
+        times.append(now - begin)
+        begin = now
+        if number == WARM - 1:
+            counted = engine.stats()
+    after, mean = engine.stats(), statistics.mean(times[WARM:])
+    each = {
+        name: (after[name] - counted[name]) / (len(times) - WARM)
+        for name in after
+        if isinstance(after[name], int | float) and name in counted
+    }
+    link = each["copied"] * after["link_seconds_per_expert"]
+    disk = each["disk_reads"] * after["disk_seconds_per_expert"]
+    parts = {"link": link, "processors": each["host_seconds"], "disk": disk}
+    rest = mean - max(parts.values())
+    binds = (
+        max(parts, key=lambda name: parts[name])
+        if max(parts.values()) > mean / 2
+        else "the card and the host's turns"
+    )
+    speed = 1 / (mean * scaled.layers)
+    say(
+        case, tokens_per_second=round(speed, 2), binds=binds, ms=round(mean * 1e3, 2),
+        median_ms=round(statistics.median(times[WARM:]) * 1e3, 2), layers=engine.config.layer_count,
+        us_a_layer=round(mean / engine.config.layer_count * 1e6), besides_ms=round(rest * 1e3, 2),
+        parts_ms={name: round(value * 1e3, 2) for name, value in parts.items()},
+        hit_rate=round(each["device_hits"] / (each["device_hits"] + each["device_misses"]), 3),
+        experts={name: round(each[name], 1) for name in ("device_hits", "copied", "on_host", "disk_reads")},
+        link_megabytes=round(each["link_bytes"] / 1e6, 1), **peaks(engine, before),
+    )  # fmt: skip
+    return speed
+
+
+def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> float:
+    ids = np.random.default_rng(length).integers(2, engine.config.vocab_size, length).tolist()
+    engine.session().feed(ids[:64])  # kernels compiled
+    seconds = []
+    for _ in range(2):
+        session, counted, begin = engine.session(), engine.stats(), time.perf_counter()
+        session.feed(ids)
+        seconds.append(time.perf_counter() - begin)
+    after = engine.stats()
+    link = (after["passed"] - counted["passed"]) * after["link_seconds_per_expert"]
+    speed = length / (min(seconds) * scaled.layers)
+    say(
+        f"prefill {length}", tokens_per_second=round(speed),
+        seconds=[round(each, 3) for each in seconds], link_seconds=round(link, 3),
+        binds="link" if link > 0.6 * min(seconds) else "the card", chunk=engine.plan.chunk,
+        link_gigabytes=round((after["link_bytes"] - counted["link_bytes"]) / 1e9, 2), **peaks(engine, before),
+    )  # fmt: skip
+    return speed
+
+
+def run_case(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
+    assert engine.storage.tiers is not None
+    experts = engine.storage.tiers.experts
+    experts.division.exact = case == "alone"
+    if case in ("12", "alone"):
+        give_up(engine, scaled, 12 * GIB)
+    else:
+        experts.withhold(0)
+    if case in ("2k", "8k"):
+        return prefill(engine, scaled, 2048 if case == "2k" else 8192, before)
+    return decode(engine, scaled, f"decode {case}", before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers")
+    add = parser.add_argument
+    add("--synth", type=Path, required=True, help="write a synthetic model there first, unless it is there")
+    add("--layers", type=int)
+    add("--mix", default="q2")
+    add("--skew", type=float, default=0.0)
+    add("--cases", default="24,2k,8k,12,alone")
+    add("--threads", type=int)
+    chosen = parser.parse_args()
+    if not chosen.synth.exists():
+        begin = time.perf_counter()
+        plan = plan_synth(width="flash", layers=chosen.layers, mix=chosen.mix, skew=chosen.skew)
+        write_synth(plan, chosen.synth)
+        say(
+            "written",
+            gigabytes=round(chosen.synth.stat().st_size / 1e9, 1),
+            seconds=round(time.perf_counter() - begin, 1),
+        )
+    counted = read_gpu_memory(0)
+    before = 0 if counted is None else counted.total - counted.free
+    backend = open_backend("cuda", 1)
+    assert isinstance(backend, DeviceBackend)
+    speeds = backend.speeds()
+    say(
+        "card",
+        name=backend.description,
+        memory=round(speeds.memory / 1e9),
+        link=round(speeds.from_host / 1e9, 1),
+    )
+    backend.release()
+    whole = imagine(WIDTHS["flash"].whole(), lambda each: stored_type(each, chosen.mix))
+    scaled = Scaled(chosen.synth, open_checkpoint(chosen.synth), whole, backend)
+    options = {} if chosen.threads is None else {"threads": chosen.threads}
+    speed: dict[str, float] = {}
+    cases = chosen.cases.split(",")
+    if unknown := set(cases) - {"24", "12", "alone", "2k", "8k", "disk"}:
+        parser.error(f"--cases: {', '.join(unknown)}, expected some of 24, 12, alone, 2k, 8k, disk")
+    if "disk" in cases:
+        memory = scaled.memory(32 * GIB)
+        with open_case(scaled, 16 * GIB, memory=memory, **options) as engine:
+            decode(engine, scaled, "disk", before)
+        cases.remove("disk")
+    backend.release()
+    if cases:
+        with open_case(scaled, (24 if {"24", "2k", "8k"} & {*cases} else 12) * GIB, **options) as engine:
+            for case in cases:
+                speed[case] = run_case(engine, scaled, case, before)
+    if {"12", "alone"} <= speed.keys():
+        say("processors' share", times_as_fast=round(speed["12"] / speed["alone"], 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A layer's experts where the card has some of them, and the host's processors compute others at the same time."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import DividedLease, HostBackend, HostShare
+from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, padded, run
+from penstock.backend.cuda.dense import Dense
+from penstock.backend.cuda.exchange import Exchange, Receive, Send
+from penstock.backend.cuda.experts import Down, Up, up_forms
+from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, forms_of
+from penstock.backend.cuda.launch import cut
+from penstock.backend.cuda.placed import CudaExpert
+from penstock.backend.cuda.prefill_experts import Groups, combine
+from penstock.backend.cuda.prefill_products import MOST, HalfRows, Items, multiply, multiply_swiglu
+from penstock.backend.cuda.routing import Router
+from penstock.backend.cuda.slots import CudaExpertSlots
+from penstock.weights import types
+
+if TYPE_CHECKING:
+    from penstock.backend.cuda.deepseek_v4.experts import CudaRouter
+
+
+class Divided:
+    """A step of so many rows.  Before the host decides: the router, what the host needs to know, and the shared
+    expert.  After it: the experts that have a place, and what the host has added up.
+
+    images  of all rows, in the forms that `divided_forms` says
+    ahead   what the kernel behind the experts reads
+    """
+
+    def __init__(
+        self,
+        spec: v4.ExpertsSpec,
+        router: "CudaRouter",
+        memory: StepMemory,
+        lease: DividedLease,
+        images: list[tuple[int, int, Image]],
+        beside: HostBackend,
+        ahead: torch.Tensor | None,
+    ):
+        assert isinstance(spec.shared, CudaExpert)
+        assert isinstance(lease.slots, CudaExpertSlots)
+        self._spec, self._shared, self._router, self._memory, self._lease = (
+            spec,
+            spec.shared,
+            router,
+            memory,
+            lease,
+        )
+        self._rows, routing, workspace = images[-1][1], router.spec, memory.workspace
+        self._ahead = ahead
+        shape = (self._rows, routing.count, router.gate.rows, spec.hidden)
+        self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
+        sent = self._exchange
+        self._share: HostShare = workspace.once(
+            ("host share", *shape, spec.limit),
+            lambda: beside.share(sent.x, sent.ids, sent.weights, sent.host_sum, spec.limit),
+        )
+        self._before: list[Launch] = []
+        self._meanwhile: list[Launch] = []  # what the host need not wait for
+        self._after: list[Launch] = [Receive(self._exchange)]
+        for a, b, image in images:
+            self._add(a, b, image, lease.slots)
+        out = workspace.take("experts", spec.hidden)[: self._rows]
+        self._after.append(Add(out, self._exchange.sum))
+
+    def _add(self, a: int, b: int, image: Image, slots: CudaExpertSlots) -> None:
+        """Some rows."""
+        spec, rows, shared, workspace = self._spec, b - a, self._shared, self._memory.workspace
+        router, routing, width = self._router, self._router.spec, slots.gate_up.rows
+        logits = workspace.take("router logits", router.gate.rows)[a:b]
+        tokens = self._memory.tokens[a:b] if router.table is not None else None
+        chosen = Router(
+            logits, routing.count, routing.scale, router.bias, router.table, tokens, routing.normalize
+        )
+        acts = workspace.once(
+            ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
+        )
+        out = workspace.take("experts", spec.hidden)[a:b]
+        decide: list[Launch] = [
+            Dense([router.gate], image, [logits], rows),
+            Send(self._exchange, chosen, image, a),
+        ]
+        up = Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=self._exchange.places)
+        if {shared.gate_up.kind, shared.down.kind} == {types.Q8_0} and shared.gate_up.rows == width:
+            inner = workspace.once(
+                ("shared acts", a, rows, shared.gate_up.rows), lambda: DigitVectors(rows, shared.gate_up.rows)
+            )
+            beside = Dense(
+                [shared.gate_up], image, [inner.values], rows, digits=inner, limit=spec.shared_limit
+            )
+            self._before += decide
+            self._meanwhile.append(beside)
+            self._after.append(up)
+            self._after.append(Down(slots.down, chosen, acts, out, rows, shared.down, inner, self._ahead))
+            return
+        alone = workspace.take("shared expert", spec.hidden)[a:b]
+        middle = workspace.take("shared inner", -(-shared.gate_up.rows // 8) * 8)[a:b, : shared.gate_up.rows]
+        self._before += decide
+        self._meanwhile += [
+            Dense([shared.gate_up], image, [middle], rows, limit=spec.shared_limit),
+            Dense([shared.down], middle, [alone], rows),
+        ]
+        self._after.append(up)
+        self._after.append(Down(slots.down, chosen, acts, out, rows))
+        self._after.append(Add(out, alone))
+
+    def run(self) -> None:
+        run(self._before)
+        cut(self._exchange.sent)
+        run(self._meanwhile)
+        cut(self._decide)
+        run(self._after)
+
+    def _decide(self) -> None:
+        exchange, live = self._exchange, self._memory.live
+        later, self._memory.later = self._memory.later, self._lease.settle
+        if later is not None:
+            later()  # of the layer before
+        exchange.wait()
+        rows = live if padded(live) == self._rows else self._rows
+        lease, out = self._lease, exchange.host_sum
+        computed = self._share.run(lease.turn(exchange.ids[:rows]), rows, lease.at_hand)
+        if computed and rows < self._rows:
+            out[rows:] = out[rows - 1]  # rows behind the last repeat it
+        exchange.answer(self._lease.places, computed)
+
+
+def divided_forms(shared: CudaExpert, router: "CudaRouter", slots: CudaExpertSlots, rows: int) -> int:
+    """The forms of the input that a step of so many rows takes."""
+    kinds = [shared.gate_up.kind, router.gate.kind]
+    return forms_of(kinds, rows) | up_forms(slots.gate_up.kind, rows) | FLOATS
+
+
+def run_waves(
+    lease: DividedLease, x: HalfRows, groups: Groups, limit: float, acts: HalfRows, terms: torch.Tensor,
+    shared: torch.Tensor, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `run_experts`, for experts that pass through the card."""
+    slots = lease.slots
+    assert isinstance(slots, CudaExpertSlots)
+    counts = groups.counts.cpu().numpy().astype("i8")
+    ends = [0, *(-(-counts // MOST)).cumsum().tolist()]  # tiles of all experts before each
+    items = groups.items
+    for first, last in lease.waves(counts):
+        begin, end = ends[first], ends[last]
+        if begin == end:
+            continue
+        places = torch.from_numpy(lease.places).to("cuda", dtype=torch.int64)
+        tiles = items.tiles[begin:end].clone()
+        tiles[:, 0] = places[tiles[:, 0].long()].int()
+        count = torch.full((1,), end - begin, dtype=torch.int32, device="cuda")
+        multiply_swiglu(slots.gate_up, x, acts, limit, Items(tiles, count, items.gather))
+        multiply([slots.down], acts, [terms], items=Items(tiles, count, None, items.factors))
+    combine(terms, shared, groups, out)
+
+
+class Add:
+    """a += b"""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor):
+        self._a, self._b = a, b
+
+    def launch(self, overlap: bool = True) -> None:
+        del overlap  # torch has no word for it
+        self._a.add_(self._b)

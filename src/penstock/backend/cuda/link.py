@@ -1,0 +1,64 @@
+"""The link between the host's memory and the card's: memory that copies start from, and how fast they are."""
+
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from penstock.backend.base import HOST_ROWS, Bytes, ExpertSeconds, ExpertSlots, HostBackend, HostExpert
+from penstock.backend.cuda.device import driver
+
+_READ_ONLY, _PORTABLE = 8, 1  # CU_MEMHOSTREGISTER_…
+
+
+def pin(memory: Bytes) -> bool:
+    torch.zeros(1, device="cuda")  # makes the card this thread's own
+    start, nbytes = _pages(memory)
+    for flags in (_PORTABLE | _READ_ONLY, _PORTABLE):
+        (error,) = driver().cuMemHostRegister(start, nbytes, flags)
+        if int(error) == 0:
+            return True
+    return False
+
+
+def unpin(memory: Bytes) -> None:
+    driver().cuMemHostUnregister(_pages(memory)[0])
+
+
+def _pages(memory: Bytes) -> tuple[int, int]:
+    first, size = memory.ctypes.data, mmap.PAGESIZE
+    start = first // size * size
+    return start, -(-(first + memory.size - start) // size) * size
+
+
+def measure_experts(slots: ExpertSlots, experts: Sequence[HostExpert], host: HostBackend) -> ExpertSeconds:
+    """The processors while copies are under way, as in a step: both read the same memory."""
+    given = list(zip(range(slots.count), experts, strict=False))
+
+    def bring() -> None:
+        for slot, expert in given:
+            slots.bring(slot, expert)
+
+    def seconds(work: Callable[[], None]) -> float:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+
+    bring()
+    slots.wait()
+
+    def copied() -> None:
+        bring()
+        slots.wait()
+
+    link = seconds(copied) / len(given)
+    computed = []
+    for rows in HOST_ROWS:
+        works = host.expert_work(experts, rows)
+        works[0]()  # makes threads and memory
+        bring()
+        computed.append(median(map(seconds, works)) / min(host.together, len(experts)))
+        slots.wait()
+    return ExpertSeconds(link, tuple(computed))

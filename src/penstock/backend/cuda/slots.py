@@ -1,0 +1,166 @@
+"""Slots of a card's memory in which experts come and go, and their way there.
+
+An expert's bytes are copied as they are stored and laid out in cells by the card, on streams of their own: while one
+is laid out, the next is copied.  Slots are addresses in two reservations, so that kernels find an expert by its
+slot's number, and memory can be given back from the end.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from math import gcd, lcm
+from typing import Final
+
+import torch
+
+from penstock.backend.base import ExpertSlots, HostExpert
+from penstock.backend.cuda.device import CudaError
+from penstock.backend.cuda.driver_calls import driver_calls
+from penstock.backend.cuda.launch import module
+from penstock.backend.cuda.layouts import LAYOUTS, TILE
+from penstock.backend.cuda.memory import Pages, Reservation
+from penstock.backend.cuda.placed import packed_bytes
+from penstock.backend.cuda.weights import Packed, RepackArgument, repack_argument
+from penstock.weights.tensor import TensorInfo
+
+LANES: Final = (
+    4  # streams that take turns: while some lay out what has come, others have copies to go on with
+)
+SEGMENT: Final = 32  # slots at least, whose memory is given back together
+MOST_SEGMENT: Final = 256
+
+
+class _Expert(ctypes.Structure):
+    _fields_ = (
+        ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument),
+        ("up_block", ctypes.c_int32), ("down_block", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Lane:
+    """A stream, and memory for one expert as it is stored."""
+
+    def __init__(self, infos: Sequence[TensorInfo], gate_up: Packed, down: Packed):
+        self.stream = torch.cuda.Stream()
+        self.number: int = self.stream.cuda_stream
+        self.event = torch.cuda.Event()
+        self.event.record(self.stream)  # makes it
+        self.used = False
+        sizes = [info.nbytes for info in infos]
+        self._memory = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
+        first = self._memory.data_ptr()
+        self.stages = [first, first + sizes[0], first + sizes[0] + sizes[1]]
+        matrices = zip(infos, (gate_up, gate_up, down), strict=True)
+        blocks = [-(-tiles_of(info) * packed.cells // 8) for info, packed in matrices]
+        self.argument = _Expert(
+            repack_argument(self.stages[0], gate_up, infos[0].shape[0]),
+            repack_argument(self.stages[1], gate_up, infos[1].shape[0], second=True),
+            repack_argument(self.stages[2], down, infos[2].shape[0]),
+            blocks[0], blocks[0] + blocks[1],
+        )  # fmt: skip
+        self.blocks = sum(blocks)
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.argument))
+        self.arguments = ctypes.addressof(self._arguments)
+
+
+class CudaExpertSlots(ExpertSlots):
+    """infos: of one expert's gate, up and down; all others are alike."""
+
+    def __init__(self, infos: Sequence[TensorInfo], count: int, pages: Pages):
+        (width, hidden), kinds = infos[0].shape, [info.kind for info in infos]
+        self._sizes = slot_sizes(infos)
+        step = slot_step(infos, pages.size)
+        self._segment = step if step > 1 else count
+        self._pages = pages
+        self._nbytes = [info.nbytes for info in infos]
+        self._memory = [Reservation(pages, count * size) for size in self._sizes]
+        self._most, self.count = count, 0
+        if self.resize(count) < count:
+            raise CudaError(f"memory for {count:,} experts: the GPU's memory is full")
+        views = [
+            pages.view(memory.address, count * size)
+            for memory, size in zip(self._memory, self._sizes, strict=True)
+        ]
+        self.gate_up = Packed(views[0], kinds[0], width, hidden, count, paired=True)
+        self.down = Packed(views[1], kinds[2], hidden, width, count)
+        self._lanes = [_Lane(infos, self.gate_up, self.down) for _ in range(LANES)]
+        self._turn, self._calls = 0, driver_calls()
+        formats = (f"-DUP_FORMAT={_format(infos[0])}", f"-DDOWN_FORMAT={_format(infos[2])}")
+        self._function = int(module("tiers.cu", *formats).function("repack_expert"))
+
+    def bring(self, slot: int, expert: HostExpert) -> None:
+        assert 0 <= slot < self.count
+        lane, calls = self._lanes[self._turn], self._calls
+        self._turn = (self._turn + 1) % LANES
+        for stage, part, nbytes in zip(lane.stages, expert.parts, self._nbytes, strict=True):
+            calls.copy(stage, part, nbytes, lane.number)
+        argument, (pair, single) = lane.argument, self._sizes
+        argument.gate.out = argument.up.out = self._memory[0].address + slot * pair
+        argument.down.out = self._memory[1].address + slot * single
+        calls.launch(self._function, lane.blocks, 256, lane.number, lane.arguments)
+        lane.used = True
+
+    def join(self) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for lane in self._lanes:
+            if lane.used:
+                self._calls.record(lane.event.cuda_event, lane.number)
+                self._calls.wait_event(stream, lane.event.cuda_event)
+                lane.used = False
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record()
+
+        def wait() -> None:
+            for lane in self._lanes:
+                lane.stream.wait_event(event)
+
+        return wait
+
+    def wait(self) -> None:
+        for lane in self._lanes:
+            lane.stream.synchronize()
+
+    def resize(self, count: int) -> int:
+        wanted = min(self._most, -(-max(1, count) // self._segment) * self._segment)
+        if wanted < self.count:
+            self._pages.wait()
+            for memory, size in zip(self._memory, self._sizes, strict=True):
+                memory.uncommit(wanted * size, self.count * size)
+            self.count = wanted
+        while self.count < wanted:
+            last = min(self._most, self.count + self._segment)
+            try:
+                for memory, size in zip(self._memory, self._sizes, strict=True):
+                    memory.commit(self.count * size, last * size)
+            except CudaError:
+                for memory, size in zip(self._memory, self._sizes, strict=True):
+                    memory.uncommit(self.count * size, last * size)
+                break
+            self.count = last
+        return self.count
+
+
+def tiles_of(info: TensorInfo) -> int:
+    return -(-info.shape[0] // TILE)
+
+
+def slot_sizes(infos: Sequence[TensorInfo]) -> tuple[int, int]:
+    """Bytes of gate and up together, and of down."""
+    gate, up, down = (packed_bytes(info.kind, *info.shape) for info in infos)
+    return gate + up, down
+
+
+def slot_step(infos: Sequence[TensorInfo], page: int) -> int:
+    """Slots that make up whole pages in both reservations; 1 where that would be so many that all of them stay."""
+    whole = lcm(*(page // gcd(page, size) for size in slot_sizes(infos)))
+    return -(-SEGMENT // whole) * whole if whole <= MOST_SEGMENT else 1
+
+
+def _format(info: TensorInfo) -> str:
+    assert info.kind in LAYOUTS
+    return info.kind.name
+
+
+def staged_bytes(infos: Sequence[TensorInfo]) -> int:
+    return LANES * sum(info.nbytes for info in infos)

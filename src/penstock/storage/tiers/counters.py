@@ -1,0 +1,30 @@
+"""What the tiers have done so far: where experts were found, what crossed the link, who computed how much."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Counted in experts of a layer's turn.  Seconds are the host's."""
+
+    device_hits: int = 0  # in the device's memory already
+    device_misses: int = 0
+    device_evictions: int = 0
+    memory_hits: int = 0  # of the misses: in the host's memory
+    disk_reads: int = 0  # of the misses: had to be read
+    copied: int = 0  # of the misses: brought to the device and kept there
+    passed: int = 0  # of the misses: brought to the device for the rows of a long step
+    on_host: int = 0  # of the misses: computed by the host
+    link_bytes: int = 0
+    host_seconds: float = 0.0  # computing
+    link_stall_seconds: float = 0.0  # waiting for copies
+    disk_stall_seconds: float = 0.0  # waiting for the disk
+
+    def totals(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def outcome(self) -> dict[str, int]:
+        """What follows from the requests alone: a replay finds the same."""
+        return {name: value for name, value in asdict(self).items() if isinstance(value, int)}

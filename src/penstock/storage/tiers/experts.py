@@ -1,0 +1,311 @@
+"""Three tiers as one store: slots of a device, the host's memory, the disk.
+
+A step of few rows: what the device lacks is divided; copies to it begin, the host computes its own share while they
+are under way, and what has to come from the disk joins one of the two when it is there.  A step of many rows: every
+expert passes through the device, the next ones being copied while those before are computed.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.base import Array, DividedLease, ExpertSlots, ExpertTable, HostExpert, Wave
+from penstock.storage.heat import ExpertMap, Heat
+from penstock.storage.policies import Key
+from penstock.storage.store import ExpertStore, Lease
+from penstock.storage.streamed import Recorder
+from penstock.storage.tiers.counters import TierCounters
+from penstock.storage.tiers.division import Division
+from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
+from penstock.storage.tiers.passing import Passing
+from penstock.storage.tiers.placement import LONG, Placement, Turn
+from penstock.storage.tiers.plan import Kind
+
+
+class Pool(NamedTuple):
+    """Experts of one kind: the device's slots for them, who has one, and how long steps pass through."""
+
+    placement: Placement
+    slots: ExpertSlots
+    passing: Passing
+    kind: Kind
+
+
+class TieredExperts(ExpertStore):
+    """Used by one thread at a time.
+
+    pools  by block number; blocks whose experts are alike share one
+    table  for what the host computes
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        pools: Sequence[Pool],
+        counters: TierCounters,
+        table: ExpertTable,
+        division: Division,
+        *,
+        recorder: Recorder | None = None,
+    ):
+        self.host, self.pools, self.counters, self.table = host, pools, counters, table
+        self.division = division
+        self.recorder, self.source = recorder, host.source
+        self.heat = Heat(self.source.blocks, self.source.experts)
+        self.places = np.full(self.source.experts, -1, np.int32)
+        self._long = False  # the latest step was a long one
+        self._lent = self._withheld = 0  # bytes of the device
+        self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
+
+    def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> "TieredLease":
+        del ids, following  # not known yet: the lease is asked when they are
+        return self._leases[self.source.number(block)]
+
+    def expect(self, block: str, ids: NDArray[np.int64]) -> None:
+        if isinstance(self.host, StreamedTier):
+            cache = self.pools[self.source.number(block)].placement.cache
+            absent = [
+                number for number in np.unique(ids).tolist() if self.source.key(block, number) not in cache
+            ]
+            self.host.store.expect(block, np.array(absent, np.int64))
+
+    def map(self) -> ExpertMap:
+        heat = self.heat.now()
+        tiers = np.zeros(heat.size, np.uint8)
+        if isinstance(self.host, StreamedTier):
+            tiers[list(self.host.store.memory.entries)] = (
+                1  # the copy is made at once, whatever comes and goes
+            )
+        else:
+            tiers[:] = 1
+        for placement in self.placements:
+            tiers[list(placement.slot_of)] = 2
+        by_block = tiers.reshape(heat.shape)
+        return ExpertMap(self.heat.blocks, by_block > 0, heat, by_block)
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Each once."""
+        return [pool.placement for pool in self._each_pool()]
+
+    def preload(self, keys: Sequence[Key]) -> None:
+        """The device begins with these experts, as many as fit, the first ones to stay longest."""
+        experts, room = self.source.experts, {id(each): each.cache.capacity for each in self.placements}
+        chosen = []
+        for key in keys:
+            placement = self.pools[key // experts].placement
+            if room[id(placement)] > 0:
+                room[id(placement)] -= 1
+                chosen.append(key)
+        bring: dict[int, dict[int, int]] = {}
+        for key in reversed(chosen):
+            block, number = divmod(key, experts)
+            bring.setdefault(block, {})[number] = self.pools[block].placement.reserve(key)
+        for block, slots in sorted(bring.items()):
+            pool = self.pools[block]
+            self.host.forget(pool.placement.spared(block, sorted(slots)))
+            with self.host.lend(block, sorted(slots), True, pool.slots.wait) as arrivals:
+                for some in arrivals:
+                    for number, expert in some.items():
+                        pool.slots.bring(slots[number], expert)
+            self.counters.link_bytes += len(slots) * self.expert_bytes(block)
+            pool.slots.wait()
+
+    def begin_step(self, rows: int) -> bool:
+        """Slots make room for the rows of a long step, or take it back after the last.  True: working memory of long
+        steps is not needed any more, and is to be given back before `end_long`."""
+        if (rows > LONG) == self._long:
+            return False
+        self._long = rows > LONG
+        if self._long:
+            for pool in self._each_pool():
+                pool.passing.forget()
+                pool.placement.begin_long()
+                pool.slots.resize(pool.placement.long_slots)
+        return not self._long
+
+    def end_long(self) -> None:
+        """Long steps have given their memory back."""
+        for pool in self._each_pool():
+            pool.passing.forget()
+            pool.placement.end_long()
+            there = pool.slots.resize(pool.placement.slots)
+            if there < pool.placement.slots:  # somebody else was quicker
+                pool.placement.resize(there, there)
+
+    def lend(self, nbytes: int) -> None:
+        """So many bytes of the device are somebody else's: experts give way, but the last few."""
+        self._lent = max(0, nbytes)
+        self._fit()
+
+    def withhold(self, nbytes: int) -> None:
+        """So many bytes of the device are not to be used, for as long as nothing else is said."""
+        self._withheld = max(0, nbytes)
+        self._fit()
+
+    def shrink(self) -> bool:
+        """An eighth of the slots goes back to the system, because the device is short of memory.  False: there are no
+        more than steps need."""
+        before = [pool.placement.slots for pool in self._each_pool()]
+        self.withhold(self._withheld + self._slot_bytes() // 8)
+        return [pool.placement.slots for pool in self._each_pool()] != before
+
+    def _slot_bytes(self) -> int:
+        return sum(pool.kind.slots * pool.kind.slot_bytes for pool in self._each_pool())
+
+    def _fit(self) -> None:
+        for pool in self._each_pool():
+            kind, placement = pool.kind, pool.placement
+            share = (self._lent + self._withheld) * kind.slots * kind.slot_bytes // self._slot_bytes()
+            gone = -(-share // (kind.slot_bytes * kind.step)) * kind.step
+            slots, long_slots = (
+                max(min(kind.fewest, count), count - gone) for count in (kind.slots, kind.long_slots)
+            )
+            if slots != placement.slots:
+                self._resize(pool, slots, long_slots)
+
+    def _resize(self, pool: Pool, slots: int, long_slots: int) -> None:
+        pool.passing.forget()
+        pool.slots.wait()
+        pool.placement.resize(slots, long_slots)
+        if self._long:
+            pool.placement.begin_long()
+        there = pool.slots.resize(long_slots if self._long else slots)
+        if not self._long and there < slots:
+            pool.placement.resize(there, min(long_slots, there))
+
+    def _each_pool(self) -> list[Pool]:
+        return list({id(pool.placement): pool for pool in self.pools}.values())
+
+    def expert_bytes(self, block: int) -> int:
+        """As they cross the link."""
+        return sum(info.total_bytes for info in self.source.infos(block * self.source.experts))
+
+
+class TieredLease(Lease, DividedLease):
+    """One layer.  Made once, asked for with every step."""
+
+    def __init__(self, store: TieredExperts, block: int, pool: Pool):
+        self.store, self.block, self.pool = store, block, pool
+        self.slots, self.places = pool.slots, store.places
+        self.at_hand = store.host.cache is None
+        self._base = block * store.source.experts
+        self._bytes = store.expert_bytes(block)
+        self._name = store.source.blocks[block]
+        self._asked: NDArray[np.int64] | None = None  # and not yet settled
+
+    def as_they_come(self) -> Iterator[ExpertTable]:
+        raise NotImplementedError("experts of several tiers come by turns")
+
+    in_order = as_they_come
+
+    def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
+        placement, places = self.pool.placement, self.places
+        if placement.passing:
+            self.pool.passing.forget()
+        numbers = sorted(set(ids.ravel().tolist()))
+        turn = placement.turn(self.block, numbers, len(ids))
+        self._asked = ids
+        places.fill(-1)
+        base, slot_of = self._base, placement.slot_of
+        for number in turn.here:
+            places[number] = slot_of[base + number]
+        if not (turn.bring or turn.host):
+            return
+        for number, slot in turn.bring.items():
+            places[number] = slot
+        coming = dict(turn.bring)
+        try:
+            if isinstance(self.store.host, MappedTier):
+                yield from self._at_hand(self.store.host, turn)
+            else:
+                yield from self._as_it_comes(turn, coming)
+        except BaseException:
+            placement.lost(self.block, list(coming))
+            raise
+        self.slots.join()
+
+    def settle(self) -> None:
+        ids, self._asked = self._asked, None
+        if ids is None:
+            return
+        store, placement = self.store, self.pool.placement
+        copied = store.counters.copied
+        placement.settle()
+        store.counters.link_bytes += (store.counters.copied - copied) * self._bytes
+        self._note(sorted(set(ids.ravel().tolist())), len(ids), ids)
+
+    def _note(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
+        store = self.store
+        store.heat.use(self._name, ids)
+        if store.recorder is not None:
+            store.recorder.record(self.block, rows, numbers)
+
+    def _at_hand(self, host: MappedTier, turn: Turn) -> Iterator[ExpertTable]:
+        """Everything is in memory: copies first, then what is computed meanwhile."""
+        base, slots = self._base, self.slots
+        for number, slot in turn.bring.items():
+            slots.bring(slot, host.expert(base + number))
+        if turn.host:
+            yield from self._own({number: host.expert(base + number) for number in turn.host})
+
+    def _own(self, experts: dict[int, HostExpert]) -> Iterator[ExpertTable]:
+        """A table for the host."""
+        store = self.store
+        for number, expert in experts.items():
+            store.table.put(number, expert)
+        begin = time.perf_counter()
+        try:
+            yield store.table
+        finally:
+            store.counters.host_seconds += time.perf_counter() - begin
+            for number in experts:
+                store.table.remove(number)
+
+    def _as_it_comes(self, turn: Turn, coming: dict[int, int]) -> Iterator[ExpertTable]:
+        """What has come: first what is to be copied, then what is to be computed meanwhile."""
+        store, slots = self.store, self.slots
+        missing = sorted([*turn.bring, *turn.host])
+        store.host.forget(self.pool.placement.spared(self.block, missing))
+        with store.host.lend(self.block, missing, False, slots.wait) as arrivals:
+            for some in self._timed(arrivals):
+                own: dict[int, HostExpert] = {}
+                for number, expert in some.items():
+                    slot = coming.pop(number, None)
+                    if slot is None:
+                        own[number] = expert
+                    else:
+                        slots.bring(slot, expert)
+                if own:
+                    yield from self._own(own)
+
+    def _timed(self, arrivals: Iterator[dict[int, HostExpert]]) -> Iterator[dict[int, HostExpert]]:
+        counters = self.store.counters
+        while True:
+            begin = time.perf_counter()
+            some = next(arrivals, None)
+            counters.disk_stall_seconds += time.perf_counter() - begin
+            if some is None:
+                return
+            yield some
+
+    # ── many rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
+        store, placement, passing = self.store, self.pool.placement, self.pool.passing
+        self.settle()
+        numbers = np.flatnonzero(rows).tolist()
+        self._note(numbers, int(rows.sum()) // placement.used, np.array(numbers, np.int64))
+        missing = placement.long_turn(self.block, numbers)
+        self.places.fill(-1)
+        for number in numbers:
+            slot = placement.slot_of.get(self._base + number)
+            if slot is not None:
+                self.places[number] = slot
+        store.counters.link_bytes += len(missing) * self._bytes
+        store.host.forget(placement.spared(self.block, missing))
+        most = 4 * len(numbers) >= 3 * store.source.experts
+        yield from passing.waves(self.block, missing, self.places, most)
