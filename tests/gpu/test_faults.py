@@ -11,12 +11,13 @@ import torch
 
 from penstock.backend.cuda import device
 from penstock.backend.cuda.compile import CompileError, KernelCache, Target
-from penstock.backend.cuda.device import CudaError, check, translated
+from penstock.backend.cuda.device import CudaError, CudaFullError, check, translated
 from penstock.errors import DeviceLostError
 
 
 class Status(IntEnum):
     CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_ECC_UNCORRECTABLE = 214
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
@@ -35,7 +36,9 @@ class Driver:
 
 def test_a_call_that_is_refused_is_an_error_for_its_request() -> None:
     assert check((Status.CUDA_SUCCESS, 7), "a page") == 7
-    with pytest.raises(CudaError, match="a page: the CUDA driver says CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(CudaError, match="a page: the CUDA driver says CUDA_ERROR_INVALID_VALUE"):
+        check((Status.CUDA_ERROR_INVALID_VALUE,), "a page")
+    with pytest.raises(CudaFullError, match="a page: the GPU's memory is full"):
         check((Status.CUDA_ERROR_OUT_OF_MEMORY,), "a page")
 
 
