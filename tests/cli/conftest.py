@@ -23,3 +23,4 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.machine.measured_once.BUSY", 1e9)
     monkeypatch.setattr("penstock.bench.expectation.OTHER_PROMPTS", ())
     monkeypatch.setattr("penstock.bench.expectation.ANSWER", 8)
+    monkeypatch.setattr("penstock.bench.expectation.DRAWS", 1)

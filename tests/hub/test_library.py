@@ -102,6 +102,8 @@ def test_a_path_goes_before_a_name(own: Path, tmp_path: Path, monkeypatch: pytes
     assert find_model("m") == own / "m.gguf"
     monkeypatch.chdir(tmp_path)
     assert find_model("m") == Path("m")
+    Path("pocket").mkdir()  # holds no model
+    assert find_model("pocket") == pocket_path()
 
 
 def test_what_is_not_here() -> None:

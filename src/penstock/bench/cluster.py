@@ -220,4 +220,5 @@ def costs_of(costs: Costs, layers: range, last: bool, speed: float) -> Costs:
         return LayerCosts(**found)
 
     own = tuple(scaled(layer) for layer in costs.layers[layers.start : layers.stop])
-    return Costs(own, costs.head / speed if last else 0.0, curve(costs.step))
+    head, token = (costs.head / speed, costs.token) if last else (0.0, 0.0)
+    return Costs(own, head, curve(costs.step), token)

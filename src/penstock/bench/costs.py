@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.backend.base import Backend
 from penstock.bench.imagined_layers import ImaginedLayers, imagined_like
+from penstock.bench.token_overhead import token_overhead
 from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
@@ -48,11 +49,13 @@ class LayerCosts(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step takes, by rows."""
+    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step takes, by rows; and
+    of what the engine does for a token of an answer besides."""
 
     layers: tuple[LayerCosts, ...]
     head: float
     step: Curve
+    token: float = 0.0
 
 
 def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) -> Costs:
@@ -65,7 +68,8 @@ def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) 
             found[keys] = _measure(checkpoint, number, backend, keys, notes)
         layer, head, step = found[keys]
         layers.append(layer)
-    return Costs(tuple(layers), head * checkpoint.config.vocab_size, step)
+    (token,) = notes.numbers("token", 1, lambda: [token_overhead()], rounds=ROUNDS)
+    return Costs(tuple(layers), head * checkpoint.config.vocab_size, step, token)
 
 
 def _measure(

@@ -7,6 +7,7 @@ only the kernels and the disk are replaced by the time that they take.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,8 @@ ANSWER: Final = 64
 FEW_CHUNKS: Final = 6  # of a prompt
 UNTRIED: Final = 0.35  # of guesses about the next layer's experts, the share that is taken to be right
 SETTLING: Final = 16  # tokens after which a full cache has found its ways
+DRAWS: Final = 4096  # of experts that an answer is played with, so that chance does not show
+SETTLED: Final = 2  # times that memory has been read to, after which it is as quick as it gets
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Missing:
 
     count: int
     there: float
+    early: float
     ahead: Ahead | None
 
 
@@ -89,19 +93,22 @@ class ExpectedRun:
         policy: str = "lfru",
         guesses_right: float = UNTRIED,
         fresh: float = 0.0,
+        young: float = 0.0,
         sizes: Sizes | None = None,
     ):
         """guesses_right: of those about the next layer's experts, the share that is; fresh: seconds that a byte takes
-        to become memory, by one core."""
+        to become memory, by one core; young: seconds longer that it takes to be read there for the second time."""
         self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
-        self.disk, self.guesses_right, self.fresh = disk, guesses_right, fresh
+        self.disk, self.guesses_right, self.fresh, self.young = disk, guesses_right, fresh, young
         self._cores = read_cpu().usable
         self._layers = [checkpoint.config.layers[number] for number in checkpoint.layers]
         self._blocks = [f"blk.{number}" for number in checkpoint.layers]
         self._filled = 0  # bytes of the cache that have been memory
         self._filled_ahead = 0.0  # and of the room for what is read ahead
+        self._reads: dict[int, int] = {}  # by expert in the cache: how often its slot has been read to
+        self._free: list[int] = []  # the same, of slots without an expert
         self.sizes = sizes or Sizes(checkpoint)
-        self.time = Timeline(disk.latency, disk.bytes_per_second, disk.delay)
+        self.time = Timeline(disk.latency, disk.bytes_per_second)
         self.position = self.hits = self.misses = 0
         self.guesses = 0.0  # about experts, made so far
         source = self.sizes.source
@@ -114,13 +121,14 @@ class ExpectedRun:
         for block in self._streamed[:BUFFERS]:
             self._read_block(block)
 
-    def fill(self, keys: Sequence[int]) -> None:
-        """The cache holds these experts, as many as fit, the first ones longest."""
+    def fill(self, keys: Sequence[int], reads: int = 1) -> None:
+        """The cache holds these experts, as many as fit, the first ones longest; their slots were read to before."""
         if self.cache is not None:
             for key in keys:
                 if self.cache.used + self.sizes.source.size_of(key) > self.cache.capacity:
                     return
                 list(self.cache.request([key]))
+                self._reads[key] = reads
 
     def prefill(self, tokens: int) -> Phase:
         """A prompt.  Of one with many chunks the first few are played; the others are like the last of them."""
@@ -184,10 +192,11 @@ class ExpectedRun:
         if logits:
             if self.plan.slice_head:
                 time.wait(time.ask(self.sizes.head) - self.costs.head)
-            time.compute(self.costs.head)
+            time.compute(self.costs.head + self.costs.token)
         self.position += rows
 
     def _read_block(self, block: str) -> None:
+        self.time.compute(self.disk.handling)
         self._coming[block] = self.time.ask_ahead(self.sizes.blocks[block])
 
     def _computing(self, costs: LayerCosts, rows: int, experts: int) -> float:
@@ -237,22 +246,31 @@ class ExpectedRun:
     def _ask(self, cache: Cache, number: int, chosen: list[int], ahead: Ahead | None) -> Missing:
         """The cache decides, and what is missing is asked for."""
         source = self.sizes.source
-        keys = [number * source.experts + expert for expert in chosen]
-        hits = sum(decision.hit for decision in cache.request(keys))
-        missing = len(keys) - hits
-        self.hits += hits
+        missing = young = 0
+        for key, hit, evicted, _ in cache.request([number * source.experts + expert for expert in chosen]):
+            self._free += [self._reads.pop(gone) for gone in evicted]
+            if not hit:
+                reads = self._free.pop() if self._free else 0
+                self._reads[key] = reads + 1
+                missing += 1
+                young += 0 < reads < SETTLED
+        self.hits += len(chosen) - missing
         self.misses += missing
+        early = min(float(missing), ahead.count) if ahead else 0.0
+        there = 0.0
+        if missing > early:
+            nbytes = (missing - early) * source.slot_bytes[number]
+            there = self.time.ask(nbytes, young / missing * nbytes * self.young)
+        # Those who read make the memory, while the disk is at work for others of them.
         self.time.compute(max(0, cache.used - self._filled) * self.fresh / self._cores)
         self._filled = max(self._filled, cache.used)
-        early = min(float(missing), ahead.count) if ahead else 0.0
-        there = self.time.ask((missing - early) * source.slot_bytes[number])
-        return Missing(missing, there if missing > early else 0.0, ahead)
+        return Missing(missing, there, early, ahead)
 
     def _compute(self, costs: LayerCosts, rows: int, experts: int, missing: Missing) -> None:
         """Few rows: hits first, then what comes as it comes; many: in order of number, reading meanwhile.  Either way
         the last one to come is computed when it is there."""
         time, computing = self.time, self._computing(costs, rows, experts)
-        time.compute(costs.streamed + missing.count * self.disk.handling)
+        time.compute(costs.streamed + (missing.count - missing.early / 2) * self.disk.handling)
         each = costs.routed.at(rows * self.config.experts_used / experts)
         if rows <= GUESSED_ROWS:
             time.compute(missing.count * costs.alone)
@@ -277,37 +295,54 @@ def expect(
     policy: str = "lfru",
     coming: float = 0.0,
     fresh: float = 0.0,
+    young: float = 0.0,
 ) -> Expectation:
     """The speed of a model or of some of its layers (`Checkpoint.slice`), on disk or imagined.
 
     usage, trace  how often experts were used, or which ones; without either all are equally likely
     coming        seconds that a mapped file takes to come to memory, with the first prompt
     fresh         seconds that a byte takes to become memory, for experts and for the rows of the first chunk
+    young         seconds longer that a byte takes to be read for the second time to memory that was new
     """
     sizes = Sizes(checkpoint)
     source, used = sizes.source, checkpoint.config.experts_used
 
-    def run() -> ExpectedRun:
+    known = usage if trace is None else None
+    right = UNTRIED if usage is None or usage.guesses_right is None else usage.guesses_right
+
+    def run(seed: int = 0) -> ExpectedRun:
         if trace is not None:
             routing: Routing = TracedRouting(trace)
         else:
             shape = (len(checkpoint.layers), source.experts)
-            routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used)
-        right = UNTRIED if usage is None or usage.guesses_right is None else usage.guesses_right
-        return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, fresh, sizes)
+            routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used, seed)
+        return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, fresh, young, sizes)
 
-    prompts = {}
-    for tokens in (*OTHER_PROMPTS, PROMPT):  # the last one goes on
-        beginning = run()
-        if usage is not None and trace is None:
-            beginning.fill(usage.favourites())
-        prompts[tokens] = _with_the_file(beginning.prefill(tokens), coming)
-    first = beginning.decode(ANSWER)
+    def beginning(tokens: int, seed: int = 0) -> tuple[ExpectedRun, Phase]:
+        """A run that has read a prompt."""
+        begun = run(seed)
+        if known is not None:
+            begun.fill(known.favourites())
+        return begun, _with_the_file(begun.prefill(tokens), coming)
+
+    times = 1 if trace is not None else -(-DRAWS // (ANSWER * used * len(checkpoint.layers)))
+    begun = [beginning(PROMPT, seed) for seed in range(times)]
+    prefill, first = _mean([phase for _, phase in begun]), _mean([each.decode(ANSWER) for each, _ in begun])
+    prompts = {PROMPT: prefill, **{tokens: beginning(tokens)[1] for tokens in OTHER_PROMPTS}}
     settled = run()
-    settled.fill(usage.favourites() if usage is not None and trace is None else _mixed(source))
+    settled.fill(known.favourites() if known is not None else _mixed(source), SETTLED)
     settled.position, settled.guesses = PROMPT, TRIAL
     settled.decode(SETTLING)
-    return Expectation(prompts[PROMPT], first, settled.decode(ANSWER), prompts)
+    return Expectation(prefill, first, settled.decode(times * ANSWER), prompts)
+
+
+def _mean(phases: Sequence[Phase]) -> Phase:
+    """Of as many tokens each."""
+    seconds, waiting, disk_bytes, hit_rate = (
+        fmean(numbers)
+        for numbers in zip(*((p.seconds, p.waiting, p.disk_bytes, p.hit_rate) for p in phases), strict=True)
+    )
+    return Phase(phases[0].tokens, seconds, waiting, disk_bytes, hit_rate)
 
 
 def _with_the_file(prefill: Phase, coming: float) -> Phase:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
@@ -19,11 +21,11 @@ from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
 from penstock.machine.notes import recall, remember
-from penstock.machine.pages import Filling, measure_filling
+from penstock.machine.pages import PIECE, Filling, measure_filling, reserve
 from penstock.storage.page_cache import Absent, absent
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
-from penstock.storage.read_speed import ReadSpeed, read_speed
+from penstock.storage.read_speed import ReadSpeed, read_speed, slower_at_first
 from penstock.storage.source import ExpertSource
 from penstock.storage.trace import Trace
 from penstock.storage.usage import recall_usage
@@ -33,6 +35,7 @@ FORGETS: Final = 0.9  # what is left of a slow moment with the next plan
 LASTS: Final = 0.5  # of memory, the share that is still as it was when the run comes to need it
 SLOWEST: Final = 1e-7  # seconds that a byte may take to be believed
 MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
+YOUNG: Final = 1 << 29  # bytes of new memory that experts are read to
 UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
 
 
@@ -46,6 +49,7 @@ class Expected(Expectation):
     basis: str  # where the hit rate comes from
     absent: Absent  # of a mapped file
     filling: Filling
+    young: float  # seconds longer that a byte takes to be read for the second time to memory that was new
     prefill_between: tuple[float, float]  # tokens per second, as new memory is slow or quick
 
     @property
@@ -53,7 +57,7 @@ class Expected(Expectation):
         """Where the time of a token goes, once the cache is full."""
         layers = self.costs.layers
         dense = sum(layer.rest.at(1) for layer in layers) + self.costs.step.at(1)
-        logits, waiting = self.costs.head, self.steady.waiting / self.steady.tokens
+        logits, waiting = self.costs.head + self.costs.token, self.steady.waiting / self.steady.tokens
         whole = self.steady.seconds / self.steady.tokens
         return {
             "dense": dense,
@@ -92,7 +96,7 @@ def expect_here(
     again: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Expected:
-    """What is not known yet is measured, once, which takes a few seconds: `say` is told before.
+    """What is not known yet is measured, once, which takes some seconds: `say` is told before.
 
     disk     the speed of the disk, for a model that is not on any; else that of its own
     learned  whether the use of experts that was learned counts, if there is any
@@ -111,7 +115,7 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
-    filling = _filling(plan) if on_disk else Filling(0.0, 0.0, 0.0)
+    filling, young = _new_memory(plan, ExpertSource(checkpoint)) if on_disk else (Filling(0.0, 0.0, 0.0), 0.0)
     found = expect(
         checkpoint,
         plan,
@@ -122,6 +126,7 @@ def expect_here(
         policy=policy,
         coming=cold.seconds,
         fresh=filling.usual,
+        young=young,
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
     return Expected(
@@ -132,21 +137,35 @@ def expect_here(
         basis=basis,
         absent=cold,
         filling=filling,
+        young=young,
         prefill_between=_between(found.prefill, plan, filling),
     )
 
 
-def _filling(plan: Plan) -> Filling:
-    """How long the memory takes to become real that a run with this plan needs for the first time.
+def _new_memory(plan: Plan, source: ExpertSource) -> tuple[Filling, float]:
+    """How long the memory takes to become real that a run with this plan needs for the first time, and how many
+    seconds longer a byte takes that is read there for the second time."""
+    streams = plan.mode == "direct"
+    new = plan.work + (plan.experts_held if streams else 0)
+    memory = reserve(max(PIECE, min(new, read_memory().room // 2)), large=True)
+    now = measure_filling(memory)
+    usual, slowest = _usual("seconds", now.usual, now.slowest)
+    young = 0.0
+    if streams:
+        last = np.frombuffer(memory, np.uint8)[max(0, now.nbytes - YOUNG) : now.nbytes]
+        found = slower_at_first(source, last)
+        young, _ = _usual("young", found, found)
+    return Filling(usual, now.quickest, slowest, now.nbytes), young
 
-    What a run finds lies between what is found now and the slowest that was seen: the host of a virtual machine takes
-    back what is free, and it is not known when the run begins."""
-    new = plan.work + (plan.experts_held if plan.mode == "direct" else 0)
-    now, known = measure_filling(min(new, read_memory().room // 2)), recall("filling").get("seconds")
+
+def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
+    """What a run finds, and the slowest that was seen.  It lies between that and what is found now: the host of a
+    virtual machine takes back what is free, and it is not known when the run begins."""
+    known = recall("filling").get(name)
     before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
-    slowest = max(now.slowest, before)
-    remember("filling", "seconds", max(now.slowest, FORGETS * before))
-    return Filling(LASTS * now.usual + (1 - LASTS) * slowest, now.quickest, slowest)
+    slowest = max(slow, before)
+    remember("filling", name, max(slow, FORGETS * before))
+    return LASTS * now + (1 - LASTS) * slowest, slowest
 
 
 def _between(prefill: Phase, plan: Plan, filling: Filling) -> tuple[float, float]:

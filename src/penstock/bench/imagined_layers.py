@@ -117,7 +117,7 @@ class ImaginedLayers:
         sampler = Sampler(Sampling(), (), self.config.vocab_size, self.backend.sampling)
         for layer in self.model.layers:
             layer.mixture = lambda x, batch, router=layer.router: (router.run(x, batch), x)[1]
-            layer.forward = _timed(type(layer).forward.__get__(layer), layers)
+            layer.forward = timed(type(layer).forward.__get__(layer), layers)
 
         def run() -> None:
             before, begin = sum(layers), time.perf_counter()
@@ -245,11 +245,11 @@ def repeat(calls: Sequence[Callable[[], object]], fewest: int = FEWEST) -> float
     calls[0]()  # brings threads, pages and working memory
     begin = time.perf_counter()
     while len(found) < fewest or (len(found) < MOST and time.perf_counter() < begin + PATIENCE):
-        _timed(calls[len(found) % len(calls)], found)()
+        timed(calls[len(found) % len(calls)], found)()
     return fmean(found)  # as a run adds them up, with all that comes between
 
 
-def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
     def timed(*args: Any) -> Any:
         begin = time.perf_counter()
         result = function(*args)

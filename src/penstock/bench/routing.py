@@ -20,9 +20,9 @@ class Routing(Protocol):
 class DrawnRouting:
     """Every token by itself; `weights` [blocks, experts] say how often an expert is chosen, relative to others."""
 
-    def __init__(self, weights: NDArray[np.float64], used: int):
+    def __init__(self, weights: NDArray[np.float64], used: int, seed: int = 0):
         self._weights = weights / weights.sum(axis=1, keepdims=True)
-        self._used, self._rng = used, np.random.default_rng(0)
+        self._used, self._rng = used, np.random.default_rng(seed)
 
     @staticmethod
     def uniform(blocks: int, experts: int, used: int) -> "DrawnRouting":

@@ -15,12 +15,11 @@ class Timeline:
     (5.0, 4.0)
     """
 
-    def __init__(self, latency: float, bytes_per_second: float, delay: float = 0.0):
-        """delay: seconds that computing loses for each byte that is read."""
+    def __init__(self, latency: float, bytes_per_second: float):
         self.now = 0.0
         self.waited = 0.0
         self.disk_bytes = 0.0
-        self._latency, self._speed, self._delay = latency, bytes_per_second, delay
+        self._latency, self._speed = latency, bytes_per_second
         self._disk = 0.0  # until when the disk's time is told
         self._ahead: dict[int, float] = {}  # bytes left of reads ahead, in order
         self._arrived: dict[int, float] = {}
@@ -29,13 +28,13 @@ class Timeline:
     def compute(self, seconds: float) -> None:
         self.now += seconds
 
-    def ask(self, nbytes: float) -> float:
-        """Reads now; when it is there."""
+    def ask(self, nbytes: float, longer: float = 0.0) -> float:
+        """Reads now, which takes so many seconds longer than it usually does; when it is there."""
         if not nbytes:
             return self.now
         self._idle_until(self.now)
-        self._count(nbytes)
-        self._disk = max(self._disk, self.now) + nbytes / self._speed
+        self.disk_bytes += nbytes
+        self._disk = max(self._disk, self.now) + nbytes / self._speed + longer
         return self._disk + self._latency
 
     def ask_ahead(self, nbytes: float) -> int:
@@ -43,7 +42,7 @@ class Timeline:
         self._idle_until(self.now)
         self._number += 1
         self._ahead[self._number] = nbytes
-        self._count(nbytes)
+        self.disk_bytes += nbytes
         return self._number
 
     def wait(self, until: float) -> None:
@@ -64,10 +63,6 @@ class Timeline:
         self._idle_until(self.now)
         self.disk_bytes -= self._ahead.pop(number, 0.0)
         self._arrived.pop(number, None)
-
-    def _count(self, nbytes: float) -> None:
-        self.disk_bytes += nbytes
-        self.now += nbytes * self._delay
 
     def _idle_until(self, moment: float) -> None:
         """What the disk did since it was last asked, if it had time."""

@@ -211,7 +211,7 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     parts = {
         "dense": "weights of every token",
         "experts": "experts",
-        "logits": "logits",
+        "logits": "logits and text",
         "disk": "waiting for the disk",
     }
     times = [f"{1e3 * expected.token_seconds[name]:.3g} ms {what}" for name, what in parts.items()]

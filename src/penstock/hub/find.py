@@ -24,9 +24,12 @@ def find_model(name: str | Path, *, download: bool = True) -> Path:
     text = str(name)
     if not is_reference(text):
         path = Path(name)
-        if path.exists():
-            return path
-        return _by_name(text)
+        if path.is_dir() and not (path / "config.json").exists():
+            from penstock.hub.library import local_models
+
+            # A folder that holds no model does not hide the model of its name.
+            return next((model.path for model in local_models() if model.name == text), path)
+        return path if path.exists() else _by_name(text)
     reference = parse_reference(text)
     here = find_cached(reference)
     if here is not None:

@@ -14,7 +14,7 @@ from penstock.machine.notes import notes_path, recall, remember
 BUSY: Final = 0.1  # of the processor's time, used by others: what was measured then is measured again
 TRIALS: Final = 4  # then it is believed all the same
 _HERE: Final[dict[tuple[Path, str, bool], list[float]]] = {}  # what this very process has measured
-NOTICE: Final = "measuring how fast this machine is, once; this takes a few seconds …"
+NOTICE: Final = "measuring how fast this machine is, once; this takes from seconds to a minute …"
 
 
 class MeasuredOnce:

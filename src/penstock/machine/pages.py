@@ -30,29 +30,30 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
 
 
 class Filling(NamedTuple):
-    """Seconds that a byte of new memory takes to become real: on the whole, and at best and at worst."""
+    """Seconds that a byte of new memory takes to become real: on the whole, and at best and at worst; `nbytes` of it
+    did, from its beginning."""
 
     usual: float
     quickest: float
     slowest: float
+    nbytes: int = 0
 
 
-def measure_filling(nbytes: int) -> Filling:
-    """As memory is now, for a program that will need so many bytes of it; they are filled, for a second at most.
+def measure_filling(memory: mmap.mmap) -> Filling:
+    """As memory is now, for a program that will need so much of it: it is filled, for a second at most.
 
     What was in use a moment ago is there at once.  What was free for longer the host of a virtual machine has taken
     back, and page by page it then comes ten times as slowly."""
-    nbytes = max(PIECE, nbytes // PIECE * PIECE)
-    memory, begin = reserve(nbytes, large=True), time.perf_counter()
+    nbytes, begin = len(memory) // PIECE * PIECE, time.perf_counter()
     pieces: list[float] = []  # seconds of a byte
     while len(pieces) * PIECE < nbytes and time.perf_counter() < begin + PATIENCE:
         start, before = len(pieces) * PIECE, time.perf_counter()
         for page in range(start, start + PIECE, mmap.PAGESIZE):
             memory[page] = 1
         pieces.append((time.perf_counter() - before) / PIECE)
-    memory.close()
     rest = nbytes - len(pieces) * PIECE  # as slow as it was at the end
-    return Filling((sum(pieces) * PIECE + rest * pieces[-1]) / nbytes, min(pieces), max(pieces))
+    usual = (sum(pieces) * PIECE + rest * pieces[-1]) / nbytes
+    return Filling(usual, min(pieces), max(pieces), len(pieces) * PIECE)
 
 
 def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:

@@ -16,16 +16,24 @@ from penstock.machine.disk import find_disk
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.pages import reserve
 from penstock.storage.bundle import Bundle, Bytes
+from penstock.storage.cache import make_cache
+from penstock.storage.counters import BlockCounters, Counters
+from penstock.storage.prefetch import Prefetch
 from penstock.storage.reader import Reader
+from penstock.storage.slots import Slots
 from penstock.storage.source import ExpertSource
 from penstock.storage.store import ready_expert
+from penstock.storage.streamed import StreamedExperts, StreamedLease
 
 ONE_BY_ONE: Final = 12  # experts
-ROUNDS: Final = 10  # of many in a row
+LEASES: Final = 256  # of layers that have to wait for all of their experts, at most
+HANDLINGS: Final = 3  # times that this is measured
+ROUNDS: Final = 11  # of many in a row
 GOOD: Final = (
     3  # the third best of them counts: a disk is slower while others use it, and hardly ever at its best
 )
 FEW_ROUNDS: Final = 3  # that tell whether it is still so
+SETTLING: Final = 3  # times that memory is read to before: a virtual machine's host is slow with what is new
 AGREES: Final = 1.4  # times as fast or as slow, beyond which it is not
 LAYER: Final = 1e-9  # seconds that a layer works for each byte of an expert
 PAUSE: Final = 0.05  # seconds between two of them, so that not all fall in the same moment
@@ -36,8 +44,8 @@ MOST_BYTES: Final = 128 << 20  # of memory for them
 
 
 class ReadSpeed(NamedTuple):
-    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte; `handling` is what the
-    calling thread has to do for each expert, `delay` what all others lose while a byte is read.
+    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte; `handling` is what an
+    expert that is missing costs of the processor's time.
 
     >>> ReadSpeed(2e9, 0.001).seconds(4_000_000)
     0.003
@@ -46,7 +54,6 @@ class ReadSpeed(NamedTuple):
     bytes_per_second: float
     latency: float
     handling: float = 1e-4
-    delay: float = 0.0  # of computing, by the byte: reading takes some of every core
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + nbytes / self.bytes_per_second if nbytes else 0.0
@@ -58,45 +65,100 @@ def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> R
     size, pieces = source.slot_bytes[0], len(source.bundle(0).stretches)
     # Numbers of devices are given anew at every start, so the file system and the size have to agree too.
     item = f"disk {disk.device} {disk.filesystem} {disk.size}, {pieces} pieces of {size}"
-    by_byte, *others = notes.numbers(
-        item, 4, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
+    by_byte, latency = notes.numbers(
+        item, 2, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
     )
-    return ReadSpeed(1 / max(by_byte, SHORTEST), *others)
+    # The processor's share does not change with the disk.
+    item = f"handling {pieces} pieces of {size}"
+    (handling,) = notes.numbers(item, 1, lambda: [measure_handling(source, backend)], rounds=HANDLINGS)
+    return ReadSpeed(1 / max(by_byte, SHORTEST), latency, handling)
 
 
 def still_reads(source: ExpertSource, by_byte: float) -> bool:
     """Whether a byte takes about as long as it did.  Disks of virtual machines change from hour to hour, and a file
     that its host has read once comes faster."""
-    buffers, requests = _buffers(source, IN_FLIGHT), experts_at_random(source)
+    buffers, requests = _buffers(source), experts_at_random(source)
     with closing(Reader()) as reader:
-        stream(reader, buffers, requests, 0.0)
+        _settle(reader, buffers, requests)
         now = 1 / max(stream(reader, buffers, requests, SECONDS) for _ in range(FEW_ROUNDS))
     return by_byte / AGREES < now < by_byte * AGREES
 
 
-def _buffers(source: ExpertSource, count: int) -> list[Bytes]:
+def slower_at_first(source: ExpertSource, memory: Bytes) -> float:
+    """Seconds longer that a byte takes to be read to memory that has been read to only once, than later.  The host of
+    a virtual machine is slow with memory that it has just given, not only when it gives it."""
+    size, most = max(source.slot_bytes), len(source.blocks) * source.experts
+    buffers = [memory[at : at + size] for at in range(0, len(memory) - size + 1, size)][:most]
+    if not buffers:
+        return 0.0
+    requests = experts_at_random(source)
+    with closing(Reader()) as reader:
+        _, second, third = (1 / stream(reader, buffers, requests, 0.0) for _ in range(3))
+    return max(0.0, second - third)
+
+
+def _buffers(source: ExpertSource) -> list[Bytes]:
     size = max(source.slot_bytes)
-    count = max(1, min(count, MOST_BYTES // size))
+    count = max(1, min(IN_FLIGHT, MOST_BYTES // size))
     return [np.frombuffer(reserve(size, large=True), np.uint8) for _ in range(count)]
 
 
+def _settle(reader: Reader, buffers: Sequence[Bytes], requests: "Iterator[Request]") -> None:
+    """Opens files, starts threads, and reads to the memory until it is as quick as it gets."""
+    for _ in range(SETTLING):
+        stream(reader, buffers, requests, 0.0)
+
+
 def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
-    """Seconds by the byte, and the other numbers of a `ReadSpeed`."""
-    buffers, requests = _buffers(source, IN_FLIGHT), experts_at_random(source)
+    """Seconds by the byte, and those of a burst before its first byte."""
+    buffers, requests = _buffers(source), experts_at_random(source)
     with closing(Reader()) as reader:
-        stream(reader, buffers, requests, 0.0)  # opens files, starts threads, brings memory
-        speeds, nbytes, worked = [], 0.0, 0.0
+        _settle(reader, buffers, requests)
+        speeds = []
         for _ in range(ROUNDS):
-            begin, before = time.perf_counter(), time.process_time()
             speeds.append(stream(reader, buffers, requests, SECONDS))
-            nbytes += speeds[-1] * (time.perf_counter() - begin)
-            worked += time.process_time() - before
             time.sleep(PAUSE)
-        speed, delay = sorted(speeds)[-GOOD], worked / nbytes / read_cpu().usable
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
-    seconds, handling = (median(numbers) for numbers in zip(*alone, strict=True))
-    latency = max(0.0, seconds - handling - source.slot_bytes[0] / speed)
-    return [1 / speed, latency, handling, delay]
+    speed = sorted(speeds)[-GOOD]
+    seconds, own = (median(numbers) for numbers in zip(*alone, strict=True))
+    latency = max(0.0, seconds - own - source.slot_bytes[0] / speed)
+    return [1 / speed, latency]
+
+
+def measure_handling(source: ExpertSource, backend: Backend) -> float:
+    """Seconds that an expert takes that is not there, from the cache's decision until it can be computed, beyond one
+    that is: the engine's thread works for it, and those that read take their share of every core."""
+    used, size, reader = source.checkpoint.config.experts_used, max(source.slot_bytes), Reader()
+    counters, slots = Counters([BlockCounters() for _ in source.blocks]), Slots(used * size)
+    store = StreamedExperts(
+        source,
+        backend,
+        reader,
+        make_cache("lfru", used * size, source.slot_bytes, source.experts),
+        slots,
+        Prefetch(source, reader, slots, 0, counters),
+        counters,
+    )
+
+    def worked(block: int, numbers: list[int]) -> float:
+        count = counters.blocks[block]
+        reading = time.process_time() - time.thread_time()
+        begin, waited = time.perf_counter(), count.stall_seconds
+        with StreamedLease(store, block, numbers, None) as lease:
+            for _ in lease.as_they_come():
+                pass
+        own = time.perf_counter() - begin - (count.stall_seconds - waited)
+        return own + (time.process_time() - time.thread_time() - reading) / read_cpu().usable
+
+    found, end = list[float](), time.perf_counter() + 4 * SECONDS
+    with closing(reader):
+        while len(found) < 4 or (len(found) < LEASES and time.perf_counter() < end):
+            block = len(found) % len(source.blocks)
+            numbers = sorted(random.sample(range(source.experts), used))
+            before = counters.blocks[block].misses
+            missing, here = worked(block, numbers), worked(block, numbers)
+            found.append((missing - here) / max(1, counters.blocks[block].misses - before))
+    return max(0.0, median(found))
 
 
 def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") -> tuple[float, float]:
