@@ -93,6 +93,16 @@ def test_a_byte_of_the_map_says_where_an_expert_is_and_how_hot() -> None:
         told = np.expm1((cells & 127) / 127 * np.log1p(found["hottest"]))
         assert told == pytest.approx(heat[0], rel=0.05)
         assert found["hottest"] == shown
+        assert found["tiers"] is None
+
+
+def test_a_map_tells_the_gpu_from_memory_and_disk() -> None:
+    tiers = np.array([[0, 1, 2]], np.uint8)
+    found = dashboard.expert_map(ExpertMap(["blk.0"], tiers > 0, np.zeros((1, 3), np.float32), tiers))
+    assert found is not None
+    assert np.frombuffer(base64.b64decode(found["tiers"]), np.uint8).tolist() == [0, 1, 2]
+    cells = np.frombuffer(base64.b64decode(found["cells"]), np.uint8)
+    assert (cells >> 7).tolist() == [0, 1, 1]
 
 
 def test_without_metrics_tokens_are_not_known(service: Service) -> None:

@@ -42,8 +42,8 @@ class EngineOptions:
     device: str = option(
         "auto",
         choice("auto", "cpu", "cuda", "cuda:N", also=r"cuda:\d+"),
-        "Where the model runs; auto takes an NVIDIA GPU if the whole model fits in one, and the CPU otherwise and "
-        "for models below a gigabyte.",
+        "Where the model runs; auto takes an NVIDIA GPU, which then has as many experts as fit in its memory, and "
+        "the CPU where there is none that can be used and for models below a gigabyte.",
         effective=lambda engine: engine.backend.name,
         group="Engine",
         commands=(*PLANNING, "worker"),

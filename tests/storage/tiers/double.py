@@ -234,7 +234,8 @@ class Double(CpuBackend, DeviceBackend):
         raise NotImplementedError
 
     def stats(self) -> dict[str, Any]:
-        return {"name": "double"}
+        steps = {"steps_repeated": 0, "steps_launched": 0}
+        return {"name": "double", "memory_bytes": self._free, "used_bytes": 0, "session_bytes": 0} | steps
 
     def release(self) -> None: ...
 

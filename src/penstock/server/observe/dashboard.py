@@ -129,4 +129,6 @@ def expert_map(found: ExpertMap | None) -> dict[str, Any] | None:
         "experts": found.heat.shape[1],
         "hottest": round(hottest, 1),
         "cells": base64.b64encode(cells.tobytes()).decode(),
+        # A byte for each expert: 0 disk, 1 memory, 2 a GPU; None where there is no GPU that holds some of them.
+        "tiers": None if found.tiers is None else base64.b64encode(found.tiers.tobytes()).decode(),
     }

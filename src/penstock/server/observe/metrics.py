@@ -66,6 +66,29 @@ STORAGE_COUNTERS: Final = (
     ("disk_bytes", "penstock_disk_bytes_read", "All bytes read from disk."),
     ("read_seconds", "penstock_disk_read_seconds", "Time during which anything was being read."),
 )
+# (counter, what it counts, label, value of the label → statistics that add up to it)
+TIER_COUNTERS: Final = (
+    (
+        "penstock_tier_hits",
+        "Experts that a step found there.",
+        "tier",
+        {"gpu": ("device_hits",), "memory": ("memory_hits",), "disk": ("disk_reads",)},
+    ),
+    (
+        "penstock_tier_experts_computed",
+        "Experts of a step, by who computed them.",
+        "by",
+        {"gpu": ("device_hits", "copied", "passed"), "cpu": ("on_host",)},
+    ),
+    ("penstock_tier_link_bytes", "Bytes of experts copied.", "to", {"gpu": ("link_bytes",)}),
+    ("penstock_tier_evictions", "Experts that gave up their place.", "tier", {"gpu": ("device_evictions",)}),
+    (
+        "penstock_tier_host_seconds",
+        "Time of the host in a layer's turn, by what it did.",
+        "doing",
+        {"computing": ("host_seconds",), "waiting for the disk": ("disk_stall_seconds",)},
+    ),
+)
 STORAGE_GAUGES: Final = (
     ("cached_bytes", "penstock_cache_bytes", "Bytes of experts in memory."),
     ("capacity_bytes", "penstock_capacity_bytes", "Bytes of experts that may be in memory."),
@@ -187,12 +210,22 @@ class StateSeries(Collector):
             for number, counters in enumerate(blocks):
                 family.add_metric((str(number),), counters[statistic])
             yield family
+        if "device_hits" in stats:
+            yield from self._tiers(stats)
         for statistic, name, text in STORAGE_COUNTERS:
             if statistic in stats:
                 yield CounterMetricFamily(name, text, stats[statistic])
         for statistic, name, text in STORAGE_GAUGES:
             if statistic in stats:
                 yield GaugeMetricFamily(name, text, stats[statistic])
+
+    def _tiers(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        """Where a GPU holds some of the experts, memory others, and the disk all."""
+        for name, text, label, values in TIER_COUNTERS:
+            family = CounterMetricFamily(name, text, labels=(label,))
+            for value, statistics in values.items():
+                family.add_metric((value,), sum(stats[statistic] for statistic in statistics))
+            yield family
 
     def _as_llamacpp(self) -> Iterator[Metric]:
         """The same under llama.cpp's names, for dashboards that know those."""
@@ -250,6 +283,11 @@ def memory_by_tier(service: Service, stats: dict[str, Any]) -> dict[str, dict[st
         "sessions": {"used": cache.bytes + in_use, "limit": cache.budget, "kept": len(cache)},
     }
     device = stats.get("device")
+    if plan.tiers is not None:
+        slot = plan.experts_held // max(1, plan.tiers.slots)
+        tiers["experts"] |= {"used": stats.get("slots_used", 0) * slot, "limit": plan.experts_held}
+        held = plan.tiers.held
+        tiers["ram"] = {"used": stats.get("cached_bytes", round(held * here)), "limit": held}
     if device is not None:
         tiers["gpu"] = {"used": device["used_bytes"] or 0, "limit": device["memory_bytes"]}
     if cache.disk is not None:

@@ -18,7 +18,6 @@ class TierCounters:
     on_host: int = 0  # of the misses: computed by the host
     link_bytes: int = 0
     host_seconds: float = 0.0  # computing
-    link_stall_seconds: float = 0.0  # waiting for copies
     disk_stall_seconds: float = 0.0  # waiting for the disk
 
     def totals(self) -> dict[str, Any]:

@@ -7,7 +7,8 @@ const PRESENT = 0x80;
 const HEAT = 0x7f;
 const GUTTER = 30; // for the names of layers
 const SMALLEST = 2.2; // pixels of a cell, below which a layer takes several lines
-const RAMPS = { present: ["--map-cold", "--map-cool", "--map-warm", "--map-hot"], absent: ["--map-gone", "--map-missed"] };
+const DEVICE = 2; // of a cell's tier
+const RAMPS = { device: ["--map-device", "--map-busy"], present: ["--map-cold", "--map-cool", "--map-warm", "--map-hot"], absent: ["--map-gone", "--map-missed"] };
 
 const layerName = (block) => block.replace("blk.", "").replace(/^mtp.*/, "mtp");
 
@@ -17,7 +18,7 @@ export class ExpertMap {
     this.map = null;
     this.mapped = false;
     this.chosen = null; // [row, expert]
-    this.colours = [];
+    this.colours = this.deviceColours = [];
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
     document.addEventListener("theme", () => this.repaint());
     this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event)));
@@ -32,9 +33,12 @@ export class ExpertMap {
     this.mapped = mapped;
     if (map) {
       const cells = Uint8Array.from(atob(map.cells), (letter) => letter.charCodeAt(0));
-      this.map = { ...map, cells };
+      const tiers = map.tiers ? Uint8Array.from(atob(map.tiers), (letter) => letter.charCodeAt(0)) : null;
+      this.map = { ...map, cells, tiers };
+      byId("legend-device").hidden = !tiers;
     } else if (this.map) {
       this.map.cells.fill(0);
+      this.map.tiers?.fill(0);
     } else return;
     this.draw();
     this.describe();
@@ -43,7 +47,9 @@ export class ExpertMap {
   describe() {
     const { cells, blocks, experts } = this.map;
     const present = cells.reduce((sum, cell) => sum + (cell >> 7), 0);
-    const text = `${blocks.length} × ${experts}, ${this.mapped ? "mapped" : `${percent(present / cells.length)} in memory`}`;
+    const device = this.map.tiers?.reduce((sum, tier) => sum + (tier === DEVICE), 0);
+    const where = this.mapped ? "mapped" : `${percent(present / cells.length)} in memory`;
+    const text = `${blocks.length} × ${experts}, ${device === undefined ? "" : `${percent(device / cells.length)} on the GPU, `}${where}`;
     byId("map-summary").textContent = text;
     this.canvas.setAttribute("aria-label", `Map of experts, layers by experts: ${text}`);
     this.canvas.dataset.warm = cells.reduce((sum, cell) => sum + ((cell & HEAT) > 0), 0);
@@ -57,7 +63,9 @@ export class ExpertMap {
     const stops = (names) => names.map((name) => this.colour(name));
     const present = stops(RAMPS.present);
     const absent = stops(RAMPS.absent);
+    const device = stops(RAMPS.device);
     this.colours = Array.from({ length: 256 }, (_, cell) => mix(cell & PRESENT ? present : absent, (cell & HEAT) / HEAT));
+    this.deviceColours = Array.from({ length: 256 }, (_, cell) => mix(device, (cell & HEAT) / HEAT));
     this.ink = `rgb(${this.colour("--muted").join()})`;
     this.mark = `rgb(${this.colour("--ink").join()})`;
     this.draw();
@@ -89,7 +97,7 @@ export class ExpertMap {
   draw() {
     if (!this.map || !this.canvas.parentElement.clientWidth) return;
     const place = (this.place = this.layout());
-    const { blocks, experts, cells } = this.map;
+    const { blocks, experts, cells, tiers } = this.map;
     this.canvas.width = Math.round(place.width * place.ratio);
     this.canvas.height = place.height;
     this.canvas.style.width = `${place.width}px`;
@@ -99,7 +107,8 @@ export class ExpertMap {
     for (let row = 0; row < blocks.length; row += 1) {
       for (let expert = 0; expert < experts; expert += 1) {
         const [x, y, width, height] = this.cellAt(row, expert);
-        pen.fillStyle = this.colours[cells[row * experts + expert]];
+        const at = row * experts + expert;
+        pen.fillStyle = (tiers?.[at] === DEVICE ? this.deviceColours : this.colours)[cells[at]];
         pen.fillRect(x, y, width - gap, height - gap);
       }
     }
@@ -159,14 +168,15 @@ export class ExpertMap {
   }
 
   tell() {
-    const { blocks, experts, cells, hottest } = this.map ?? {};
+    const { blocks, experts, cells, tiers, hottest } = this.map ?? {};
     byId("map-summary").hidden = Boolean(this.chosen);
     byId("map-cell").hidden = !this.chosen;
     if (!this.chosen || !cells) return (byId("map-cell").textContent = "");
     const [row, expert] = this.chosen;
     const cell = cells[row * experts + expert];
     const heat = Math.expm1(((cell & HEAT) / HEAT) * Math.log1p(hottest));
-    const where = this.mapped ? "mapped" : cell & PRESENT ? "in memory" : "on disk";
+    const onDevice = tiers?.[row * experts + expert] === DEVICE;
+    const where = onDevice ? "on the GPU" : this.mapped ? "mapped" : cell & PRESENT ? "in memory" : "on disk";
     const words = `layer ${layerName(blocks[row])}, expert ${expert}: ${where}, heat ${short(heat)}`;
     return (byId("map-cell").textContent = words);
   }

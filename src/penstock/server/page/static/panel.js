@@ -18,6 +18,7 @@ const TILES = [
 
 const TIERS = {
   experts: "Experts",
+  ram: "Experts in RAM",
   dense: "Dense weights",
   sessions: "Sessions",
   requests: "Requests",
@@ -122,7 +123,7 @@ export class Panel {
 
   memory({ memory, about, resident }) {
     const tiers = Object.entries(TIERS).filter(([name]) => memory[name]);
-    const inMemory = tiers.filter(([name]) => name !== "disk" && name !== "gpu");
+    const inMemory = tiers.filter(([name]) => !["disk", "gpu", "ram"].includes(name));
     const used = inMemory.reduce((sum, [name]) => sum + memory[name].used, 0);
     const whole = Math.max(used, about.budget ?? inMemory.reduce((sum, [name]) => sum + memory[name].limit, 0));
     const planned = about.budget ? `${bytes(used)} of ${bytes(about.budget)}` : `${bytes(used)}, no budget`;
