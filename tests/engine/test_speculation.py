@@ -316,6 +316,22 @@ def test_options_say_who_drafts() -> None:
     assert found == {"off": (), "ngram": ("ngram",), "mtp": ("mtp",), "auto": ("ngram", "mtp")}
 
 
+def test_auto_leaves_drafts_where_experts_come_from_disk() -> None:
+    """A wrong guess would read experts for nothing; and the block's memory is better used for experts."""
+    plan = Engine(pocket_path(), draft="off", context=256, load=False).plan
+    tight = {
+        draft: Engine(pocket_path(), draft=draft, context=256, memory=plan.smallest + (4 << 20), load=False)
+        for draft in ("auto", "off", "ngram")
+    }
+    assert {draft: engine.drafters for draft, engine in tight.items()} == {
+        "auto": (),
+        "off": (),
+        "ngram": ("ngram",),
+    }
+    assert {engine.plan.mode for engine in tight.values()} == {"direct"}
+    assert tight["auto"].plan == tight["off"].plan
+
+
 def test_what_rows_fetch_counts() -> None:
     """Before wide steps were seen a row is expected to fetch what the first does; then what it really does."""
     costs = StepCosts()

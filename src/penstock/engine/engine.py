@@ -235,7 +235,7 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """Who drafts for answers, as the option `draft` says."""
         chosen = self.options.draft
-        if chosen == "auto" and (isinstance(self.backend, DeviceBackend) or not self.options.may_draft):
+        if not self.loader.drafts:
             return ()
         found = {"ngram": chosen in ("auto", "ngram"), "mtp": self.checkpoint.has_mtp}
         return tuple(name for name, drafts in found.items() if drafts)

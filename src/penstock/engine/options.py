@@ -106,8 +106,8 @@ class EngineOptions:
         "auto",
         choice("auto", "off", "mtp", "ngram"),
         "Who guesses tokens that a step then checks, several for little more than one costs: mtp, the model's draft "
-        "block, which takes memory; ngram, what followed last time; auto: both, where they pay; off: nobody.  The "
-        "text is the same.",
+        "block, which takes memory; ngram, what followed last time; auto: both, where they pay, and nobody on a GPU, "
+        "in a cluster or with experts on disk; off: nobody.  The text is the same.",
         effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
     )
