@@ -22,7 +22,7 @@ def whole() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def staged(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with cluster(pocket_path(), request.param, context=1024, prefill_chunk=64) as engine:
+    with cluster(pocket_path(), request.param, context=1024, prefill_chunk=64, draft="mtp") as engine:
         yield engine
 
 
@@ -61,6 +61,7 @@ def test_what_the_draft_block_expects(whole: Engine, staged: Engine) -> None:
     one.feed(IDS)
     many.feed(IDS)
     assert np.array_equal(whole.mtp_logits(one, 7), staged.mtp_logits(many, 7))
+    assert whole.stepper.draft(one, 7, 3, 0.0) == staged.stepper.draft(many, 7, 3, 0.0)
 
 
 def test_a_saved_session_belongs_to_the_model_and_not_to_the_stages(

@@ -40,7 +40,7 @@ def test_the_signature_lists_every_option() -> None:
         ({"device": "cuda:1"}, "device is 'cuda:1': this machine has no NVIDIA GPU that programs may use"),
         ({"vram": "8GiB"}, "vram is 8589934592, but the model runs on the CPU: no GPU is used"),
         ({"draft": True}, "draft is True, expected one of auto, off, mtp, ngram"),
-        ({"draft": "ngram"}, "draft is 'ngram': there is no n-gram drafter"),
+        ({"draft": "ngram", "mtp": "m.gguf"}, "mtp is 'm.gguf', but draft is 'ngram'"),
         ({"draft": "mtp"}, "has no MTP block; mtp names a file with one"),
         ({"draft": "off", "mtp": "m.gguf"}, "mtp is 'm.gguf', but draft is 'off'"),
         ({"memory": True}, "memory is True, expected bytes, an amount such as '8GiB', 'auto' or None"),
@@ -63,10 +63,12 @@ def test_text_becomes_what_it_stands_for() -> None:
     assert penstock.EngineOptions(memory="auto").memory_bytes is None
 
 
-@pytest.mark.parametrize(("draft", "used"), [("auto", "mtp"), ("mtp", "mtp"), ("off", "off")])
+@pytest.mark.parametrize(
+    ("draft", "used"), [("auto", "ngram+mtp"), ("mtp", "mtp"), ("ngram", "ngram"), ("off", "off")]
+)
 def test_the_draft_block_is_kept_or_left_out(draft: str, used: str) -> None:
     engine = penstock.Engine(pocket_path(), context=64, draft=draft, load=False)
-    assert engine.checkpoint.has_mtp == (used == "mtp")
+    assert engine.checkpoint.has_mtp == ("mtp" in used)
     assert effective(engine.options, engine)["draft"] == used
 
 

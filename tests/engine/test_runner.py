@@ -52,6 +52,7 @@ class Fed:
 
     def rows(self, floor: int) -> dict[str, bytes]:
         """The state's rows that count if it may go back to `floor`."""
+        self.engine.runner.settle(self.state.slot)
         found = self.state.pool.tensors(self.state.slot, self.state.position, floor)
         return {name: rows.tobytes() for name, rows in found.items()}
 

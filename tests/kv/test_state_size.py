@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.backend.state import DRAFTS
 from tests.published import FLASH, flash_layout
 
 
@@ -12,8 +13,8 @@ def test_bytes_per_token_of_the_published_model(kv_dtype: str, expected: int) ->
 
 
 def test_fixed_cost_of_a_session() -> None:
-    """Windows and frontiers are 17 MiB; each place for rewinding, and one for the token under way, costs a third of a
-    megabyte."""
+    """Windows and frontiers are 17 MiB; each place for rewinding, and those for the token under way and for drafts,
+    cost a third of a megabyte."""
     least, usual = (flash_layout("f16", 4096, max_rewind).live_bytes(0) for max_rewind in (0, 64))
-    assert least == 12_206_080 + 5_636_096 + 340_992
+    assert least == 12_206_080 + 5_636_096 + (1 + DRAFTS) * 340_992
     assert usual - least == 64 * 340_992

@@ -81,7 +81,7 @@ def test_a_slice_has_only_what_it_needs(first: int, last: int) -> None:
         own.add("mtp.0")
     assert part.blocks == part.states == own
     assert (part.model.embedding is not None) == (first == 0 or last == 8)  # the draft block embeds too
-    assert (part.model.head is not None) == (part.model.draft is not None) == (last == 8)
+    assert (part.model.head is not None) == (part.model.draft_block is not None) == (last == 8)
     assert ("token_embd.weight" in part.dense.asked) == (first == 0 or last == 8)
     assert ("output.weight" in part.dense.asked) == ("output_hc_fn.weight" in part.dense.asked) == (last == 8)
 

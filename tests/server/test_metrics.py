@@ -110,7 +110,7 @@ def test_the_first_token_is_timed_once_for_a_prompt(server: Server) -> None:
 
 
 def test_what_the_storage_did_is_what_the_engine_says(server: Server) -> None:
-    server.ask([8, 9], 3)
+    server.ask(list(range(8, 72)), 3)  # long enough to be kept
     found, stats = server.series(), server.service.engine.stats()
     for number, block in enumerate(stats["blocks"]):
         for statistic in ("hits", "misses", "bytes_read", "stall_seconds"):
@@ -278,3 +278,20 @@ def test_every_query_of_the_dashboard_names_series_that_exist(server: Server) ->
         names = set(re.findall(r"\b(?:penstock_|llamacpp:)\w+", query))
         assert names, query
         assert names <= existing, query
+
+
+def test_drafts_are_counted_by_drafter_and_place(server: Server) -> None:
+    server.ask(list(range(100, 140)) * 3, 40)
+    stats = server.client.get("/props").json()["penstock"]["speculation"]
+    assert stats["steps_with_drafts"] > 0  # some are tried to learn what they cost
+    for drafter, counts in stats["drafted"].items():
+        for place, count in enumerate(counts, 1):
+            labels = {"drafter": drafter, "place": str(place)}
+            assert server.value("penstock_draft_tokens_total", **labels) == count
+            accepted = server.value("penstock_draft_accepted_tokens_total", **labels)
+            assert accepted == stats["accepted"][drafter][place - 1] <= count
+    decisions = [
+        server.value("penstock_draft_steps_total", decision=name) for name in ("plain", "explored", "drafted")
+    ]
+    assert sum(decisions) == stats["steps"]
+    assert server.value("penstock_draft_gain") > 0

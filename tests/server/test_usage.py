@@ -6,7 +6,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from penstock.server.service import LoopDispatch
-from penstock.server.usage import Usage, timings
+from penstock.server.usage import Usage, combined, timings
 
 
 def test_a_rate_of_next_to_nothing_is_not_told() -> None:
@@ -34,3 +34,10 @@ def test_a_loop_that_is_behind_does_not_make_the_model_fast(client: TestClient, 
     told = client.post("/v1/chat/completions", json=body).json()["timings"]
     assert told["predicted_n"] == 6
     assert 0 < told["predicted_per_second"] < 5_000
+
+
+def test_drafts_are_told_where_there_were_any() -> None:
+    usages = [Usage(drafted=8, accepted=5), Usage(drafted=2, accepted=2)]
+    told = timings(combined(usages))
+    assert (told["draft_n"], told["draft_n_accepted"]) == (10, 7)
+    assert "draft_n" not in timings(Usage())

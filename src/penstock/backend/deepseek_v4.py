@@ -230,7 +230,12 @@ class Join(ABC):
 
 
 class Ops(ABC):
-    """Makes the ops of a model's blocks, and what they share in a step."""
+    """Makes the ops of a model's blocks, and what they share in a step.
+
+    late  whether steps of few rows may leave the draft block's rows to whoever asks for drafts
+    """
+
+    late: bool = False
 
     @abstractmethod
     def __init__(self, backend: Backend, pool: StatePool): ...
@@ -241,9 +246,10 @@ class Ops(ABC):
         """Working memory of a step with so many rows, its results and what it stages included."""
 
     @abstractmethod
-    def begin(self, step: Step, blocks: range) -> Any:
+    def begin(self, step: Step, blocks: range, settled: bool = False) -> Any:
         """The batch that ops of these blocks share in a step: blocks are numbered as their attention was made.  The
-        blocks' states are made ready for the step's rows."""
+        blocks' states are made ready for the step's rows.  settled: the sequences have read these tokens already,
+        so that their rows count at once."""
 
     @abstractmethod
     def repeat(self, batch: Any, work: Callable[[Progress | None], T], progress: Progress | None = None) -> T:
@@ -287,5 +293,13 @@ class Ops(ABC):
         """For every row that is not a sequence's first, the streams of the position before → [pairs, n, hidden]"""
 
     @abstractmethod
-    def kept_streams(self, series: int, slot: int, position: int) -> Array:
-        """The streams of one position → [1, n, hidden]"""
+    def kept_streams(self, series: int, slot: int, first: int, count: int = 1) -> Array:
+        """The streams of `count` positions from `first` on → [count, n, hidden]"""
+
+    def holds(self, slot: int) -> bool:
+        """Whether there is still a sequence in this slot.  Where draft blocks may come `late`."""
+        raise NotImplementedError
+
+    def last(self, streams: Array) -> Array:
+        """Those of the last row → [1, n, hidden].  Likewise."""
+        raise NotImplementedError

@@ -21,6 +21,7 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "f32": np.dtype(np.float32),
 }
 KV_DTYPES: Final = tuple(DTYPES)
+DRAFTS: Final = 8  # of one sequence in a step, at most: rings have places for them that need not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,11 @@ class StateLayout:
     vocab_size: int
 
     def capacity(self, series: Series) -> int:
-        """Rows that a series has room for.  A ring has spare places for rewinding, and one for the token under way,
-        which must not replace a row that still counts: the step may fail."""
+        """Rows that a series has room for.  A ring has spare places for rewinding, and for the token under way and
+        drafts after it, which must not replace rows that still count: the step may fail, and drafts may be wrong."""
         if series.reach is None:
             return self.context // series.ratio
-        return series.reach + self.max_rewind + 1
+        return series.reach + self.max_rewind + 1 + DRAFTS
 
     def live_bytes(self, position: int) -> int:
         """Memory of a sequence that has read so many tokens: whole rings, and the rows written so far."""

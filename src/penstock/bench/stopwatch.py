@@ -48,7 +48,7 @@ LAYER_PARTS = (
     ("router.run", Part.ROUTER),
     ("mixture", Part.EXPERTS),  # less the router, which runs inside it
 )
-MODEL_PARTS = (("embedding.run", Part.EMBEDDING), ("logits", Part.HEAD), ("draft.follow", Part.DRAFT))
+MODEL_PARTS = (("embedding.run", Part.EMBEDDING), ("logits", Part.HEAD), ("draft_block.follow", Part.DRAFT))
 
 
 @contextmanager

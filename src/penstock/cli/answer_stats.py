@@ -38,6 +38,16 @@ class AnswerStats:
         """Seconds for the others."""
         return self.last - (self.first or self.last)
 
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that were guessed for this answer, and those that were right."""
+
+        def total(stats: dict[str, Any], name: str) -> int:
+            return sum(map(sum, stats.get("draft", {}).get(name, {}).values()))
+
+        now = self._engine.stats()
+        drafted, accepted = (total(now, name) - total(self._before, name) for name in ("drafted", "accepted"))
+        return drafted, accepted
+
     def show(self, output: Output, asked: bool) -> None:
         """After the answer: if it was asked for, or on a terminal if it took long."""
         if asked or (output.is_terminal and self.last - self.begun >= LONG):
@@ -54,6 +64,9 @@ class AnswerStats:
             f"decode {_speed(self.tokens - 1, self.decode)}",
         ]
         after = self._engine.stats()
+        drafted, accepted = self.drafts()
+        if drafted:
+            parts.append(f"drafts {accepted / drafted:.0%} right")
         if "hits" in after:
             hits, misses = self._since(after, "hits"), self._since(after, "misses")
             if hits + misses:

@@ -121,6 +121,7 @@ def _report(prompt: _Prompt, steps: list[Step], load: float, timing: AnswerStats
         for step in steps
     ]
     turn, prefill, decode = prompt.turn, timing.prefill, timing.decode
+    drafted, accepted = timing.drafts()
     return {
         "text": "".join(turn.content),
         **({"reasoning": "".join(turn.reasoning)} if turn.reasoning else {}),
@@ -133,5 +134,6 @@ def _report(prompt: _Prompt, steps: list[Step], load: float, timing: AnswerStats
             "prompt_per_second": round(len(prompt.ids) / prefill, 2),
             "predicted_s": round(decode, 4),
             "predicted_per_second": round((len(steps) - 1) / decode, 2) if len(steps) > 1 else None,
+            **({"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}),
         },
     }

@@ -66,6 +66,10 @@ class ClusterRunner(Runner):
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]
         return found
 
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        found = self._pipeline.ask("draft", slot, position, token, most, least).arrays
+        return list(zip(found["tokens"].tolist(), found["chances"].tolist(), strict=True))
+
     def announce(self, tokens: Sequence[int]) -> None:
         self._stage.runner.announce(tokens)
 

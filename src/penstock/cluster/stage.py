@@ -58,6 +58,7 @@ class Stage:
 
     def park(self) -> None:
         if self._runner is not None:
+            self._runner.settle()
             self._runner.close()
             self._runner = None
 
@@ -81,6 +82,7 @@ class Stage:
         elif name == "copy":
             source, target, position = rest
             self.apply(["reset", target])
+            self._settle(source)
             self.states.copy(self._slots[source], self._slots[target], position)
             if source in self._failed:
                 self._failed.add(target)
@@ -91,6 +93,11 @@ class Stage:
         elif name == "discard" and number in self._slots:
             self.states.discard(self._slots[number])
             self._failed.discard(number)
+
+    def _settle(self, number: int) -> None:
+        """All rows of a sequence's state are to be there."""
+        if self._runner is not None:
+            self._runner.settle(self._slots[number])
 
     def process(self, message: Message) -> Message:
         """Does what a message says, and gives what goes to the next stage.  A stage that fails says so in it; those
@@ -192,6 +199,7 @@ class Stage:
             "tensors": self._tensors,
             "restore": self._restore,
             "draft_logits": self._draft_logits,
+            "draft": self._draft,
             "park": self._park,
         }
         answer = answers.get(what)
@@ -207,6 +215,7 @@ class Stage:
     def _tensors(self, message: Message, number: int, position: int, floor: int) -> None:
         if number in self._failed:
             raise ClusterError(f"stage {self.number + 1} has missed a step of the sequence")
+        self._settle(number)
         message.arrays |= self.states.tensors(self._slots[number], position, floor)
 
     def _restore(self, message: Message, number: int, position: int, floor: int) -> None:
@@ -218,6 +227,14 @@ class Stage:
         if self.is_last:
             row = self.runner.draft_logits(self._slots[number], position, token)
             message.arrays["logits"] = np.asarray(row)
+
+    def _draft(
+        self, message: Message, number: int, position: int, token: int, most: int, least: float
+    ) -> None:
+        if self.is_last:
+            found = self.runner.draft(self._slots[number], position, token, most, least)
+            message.arrays["tokens"] = np.array([guess for guess, _ in found], np.int64)
+            message.arrays["chances"] = np.array([chance for _, chance in found], np.float64)
 
     # ── what others may know ──────────────────────────────────────────────────────────────────────────────
 

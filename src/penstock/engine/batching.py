@@ -1,8 +1,8 @@
 """Which slots advance by which tokens in the next step.
 
-A step takes one token of every slot that is decoding, and a piece of the oldest prompt that is not read yet.  While
-others decode, that piece is as large as can be read in the time that a step of decoding takes, so that prefill of a
-long prompt at most halves their pace; when nobody decodes it is a whole chunk.
+A step takes one token of every slot that is decoding, with drafts after it where that pays, and a piece of the oldest
+prompt that is not read yet.  While others decode, that piece is as large as can be read in the time that a step of
+decoding takes, so that prefill of a long prompt at most halves their pace; when nobody decodes it is a whole chunk.
 
 A prompt that is scored needs logits of every row, so its pieces are small, and they take turns with those of prompts
 that are only read.
@@ -15,6 +15,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.pace import Pace
 from penstock.engine.requests import Slot, UnderWay, Work
 from penstock.engine.scoring import score_rows
+from penstock.engine.step_watch import Spent
 
 ENOUGH: Final = 256  # tokens that have to be read before their pace says something
 
@@ -33,13 +34,15 @@ class Batcher:
     ) -> list[Work]:
         """checkpoints: whether a long prompt is to be kept on the way"""
         chunk, depth = self._engine.plan.chunk, self._engine.stepper.depth
-        decoding = [Work(slot, slot.pending, True) for slot in slots if not slot.prefilling]
-        free = [part for part in decoding if not part.slot.ahead]
+        decoding = [slot for slot in slots if not slot.prefilling]
+        free = [slot for slot in decoding if not slot.ahead]
         # Where several steps can be under way, each takes its share of those who decode.
-        work = free[: min(chunk, -(-len(decoding) // depth))]
-        if work and self._engine.stepper.has_begun([part.slot.session for part in work]):
-            return work  # without those who have come since; they take part in the next one
-        room = chunk - len(work)
+        free = free[: min(chunk, -(-len(decoding) // depth))]
+        if free and self._engine.stepper.has_begun([slot.session for slot in free]):
+            # Without those who have come since; they take part in the next one.
+            return [Work(slot, slot.pending, True) for slot in free]
+        work = self._decoding(free)
+        room = chunk - sum(len(part.ids) for part in work)
         scoring = self._scores_next(slots)
         if scoring:
             room = min(room, score_rows(self._engine))
@@ -54,18 +57,37 @@ class Batcher:
                 room -= len(ids)
         return work
 
+    def _decoding(self, slots: Sequence[Slot]) -> list[Work]:
+        """The next token of each slot, and drafts after it where that pays."""
+        work, rows, speculation = [], len(slots), self._engine.speculation
+        for slot in slots:
+            ids = list(slot.pending)
+            if speculation is not None:
+                if slot.speculator is None:
+                    slot.speculator = speculation.begin()
+                ids += slot.speculator.propose(slot.session, ids[-1], rows)
+                rows += len(ids) - 1
+            work.append(Work(slot, ids, True, drafts=len(ids) > 1))
+        return work
+
     def _scores_next(self, slots: Collection[Slot]) -> bool:
         """Whether prompts are scored in the next step, or only read: by turns, if there are both."""
         kinds = {slot.scoring for slot in slots if slot.prefilling}
         self._scored_last = not self._scored_last if len(kinds) == 2 else True in kinds
         return self._scored_last
 
-    def took(self, work: Sequence[Work], seconds: float) -> None:
-        """How long a step was."""
+    def took(self, work: Sequence[Work], spent: Spent) -> None:
+        """What a step took."""
+        seconds = spent.seconds
         read = sum(len(part.ids) for part in work if part.slot.prefilling)
         if read == 0:
             self._pace.decoded(seconds)
             self._scoring_pace.decoded(seconds)
+            awake = any(part.slot.speculator is not None and part.slot.speculator.awake for part in work)
+            if self._engine.speculation is not None and awake:
+                tokens = sum(len(part.slot.verified) if part.drafts else 1 for part in work)
+                rows = sum(len(part.ids) for part in work)
+                self._engine.speculation.told(len(work), rows, tokens, spent)
         elif all(part.slot.prefilling and not part.scores for part in work):
             self._read_tokens += read
             self._read_seconds += seconds

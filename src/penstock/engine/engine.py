@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.backend.base import Backend, DeviceBackend, Logits
 from penstock.backend.state import StatePool
+from penstock.engine.answer import answer
 from penstock.engine.loader import Loader
 from penstock.engine.opening import open_model, open_tokenizer
 from penstock.engine.options import EngineOptions
@@ -14,6 +15,7 @@ from penstock.engine.progress import PrefillProgress, PrefillWatch
 from penstock.engine.runner import Loading, Runner
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
+from penstock.engine.speculation import Speculation
 from penstock.engine.stepping import Stepper
 from penstock.engine.steps import Generation, Step
 from penstock.errors import OptionError, TokenError
@@ -65,12 +67,14 @@ class Engine:
                 f"context is {chosen.context:,}, the model's limit is {self.config.context_length:,}"
             )
         self.loader = Loader(self.checkpoint, chosen)
+        self.checkpoint = self.loader.checkpoint
         self.backend: Backend = self.loader.backend
         self.context = self.loader.context
         self.states: StatePool = self.loader.states
         self.written = self.loader.written
         self.machines = self.loader.machines
         self.stepper = Stepper(self.loader, self.config.vocab_size)
+        self.speculation = Speculation(self.drafters) if self.drafters else None
         if load:
             self.load(progress)
 
@@ -133,6 +137,8 @@ class Engine:
             found["device"] = self.backend.stats()
         if self.machines is not None:
             found["cluster"] = self.machines.stats()
+        if self.speculation is not None:
+            found["draft"] = self.speculation.stats()
         return found
 
     def expert_map(self) -> ExpertMap | None:
@@ -225,6 +231,15 @@ class Engine:
             raise OptionError("mtp_logits needs a session with at least one token")
         return self.stepper.draft_logits(session, next_token)
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts for answers, as the option `draft` says."""
+        chosen = self.options.draft
+        if not self.loader.drafts:
+            return ()
+        found = {"ngram": chosen in ("auto", "ngram"), "mtp": self.checkpoint.has_mtp}
+        return tuple(name for name, drafts in found.items() if drafts)
+
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 
     def generate(
@@ -250,17 +265,8 @@ class Engine:
         watch = None
         if progress is not None:
             watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
-        ids = list(prompt_ids)
-        while True:
-            self.stepper.feed([(session, ids)], "kept", watch)
-            assert session.last_logits is not None
-            generation.start(session.last_logits)
-            self.stepper.run_ahead([generation])
-            step = generation.next(session.last_logits)
-            yield step
-            if step.finish_reason is not None:
-                return
-            ids, watch = [step.token], None
+        self.stepper.feed([(session, prompt_ids)], "kept", watch)
+        yield from answer(session, generation)
 
     def generation(
         self, session: Session | None, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling

@@ -42,7 +42,12 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
+        self.drafts = options.draft in ("mtp", "ngram") or options.may_draft
+        if isinstance(self.backend, DeviceBackend):
+            self._leave_drafts()
         self.plan, self.context = self._make_plan()
+        if self.plan.mode == "direct" and self.machines is None and self._leave_drafts():
+            self.plan, self.context = self._make_plan()
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
             self.states = self.backend.states(self.layout)
@@ -57,6 +62,15 @@ class Loader:
         self.runner: Runner | None = None  # while they are in memory
         self._crowded = False  # sessions need more than any plan has
         self._closed = False
+
+    def _leave_drafts(self) -> bool:
+        """Whether "auto" had drafts in mind.  It has none on a device, where the next step begins before its token is
+        known, and none where experts come from disk: a wrong guess reads experts for nothing."""
+        if self.options.draft != "auto" or not self.drafts:
+            return False
+        self.drafts = False
+        self.checkpoint = self.part = self.checkpoint.without_draft()
+        return True
 
     def _make_plan(self, chunk: int | None = None) -> tuple[Plan, int]:
         return make_engine_plan(self.part, self.options, self.backend, self.options.context, chunk=chunk)
@@ -109,6 +123,7 @@ class Loader:
         if self.runner is not None:
             if self.unloading is not None:
                 self.unloading()
+            self.runner.settle()
             self.runner.close()
             self.runner = None
             gc.collect()
@@ -131,6 +146,12 @@ class Loader:
                 self.runner.close()
             if self.machines is not None:
                 self.machines.close()
+
+    def settle(self, slot: int) -> None:
+        """Sees to it that all rows of a sequence's state are there, to be copied or saved."""
+        with self.lock:
+            if self.runner is not None and not self._closed:
+                self.runner.settle(slot)
 
     # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -105,10 +105,10 @@ class EngineOptions:
     draft: str = option(
         "auto",
         choice("auto", "off", "mtp", "ngram"),
-        "The draft block, which costs memory and a little time: off leaves it out, auto keeps it where the model has "
-        "one, mtp demands it.  Commands leave it out unless told, because nothing speculates yet.",
-        command_default="off",
-        effective=lambda engine: "mtp" if engine.checkpoint.has_mtp else "off",
+        "Who guesses tokens that a step then checks, several for little more than one costs: mtp, the model's draft "
+        "block, which takes memory; ngram, what followed last time; auto: both, where they pay, and nobody on a GPU, "
+        "in a cluster or with experts on disk; off: nobody.  The text is the same.",
+        effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
     )
     mtp: Path | None = option(
@@ -226,11 +226,9 @@ class EngineOptions:
             raise OptionError(f"vram is {self.vram!r}, but the model runs on the CPU: no GPU is used")
         if self.simulate_low_precision and self.device.startswith("cuda"):
             raise OptionError(f"simulate_low_precision is for the CPU, and device is {self.device!r}")
-        if self.draft == "ngram":
-            raise OptionError("draft is 'ngram': there is no n-gram drafter in this version yet")
-        if self.draft == "off" and self.mtp is not None:
+        if self.draft in ("off", "ngram") and self.mtp is not None:
             raise OptionError(
-                f"mtp is {str(self.mtp)!r}, but draft is 'off', which leaves the draft block out"
+                f"mtp is {str(self.mtp)!r}, but draft is {self.draft!r}, which leaves the draft block out"
             )
 
     @classmethod
@@ -259,4 +257,11 @@ class EngineOptions:
             raise OptionError(
                 f"draft is 'mtp', but {checkpoint.path} has no MTP block; mtp names a file with one"
             )
-        return checkpoint.without_draft() if self.draft == "off" else checkpoint
+        return checkpoint if self.draft == "mtp" or self.may_draft else checkpoint.without_draft()
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether "auto" drafts.  Not where a step can begin before its tokens are known, which drafts would prevent:
+        on a GPU, and where others compute."""
+        alone = self.cluster is None or self.stages == 1
+        return self.draft == "auto" and alone and not self.device.startswith("cuda")

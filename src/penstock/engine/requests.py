@@ -10,8 +10,11 @@ from penstock.engine.constraint import Constraint
 from penstock.engine.prefix_cache import Match
 from penstock.engine.progress import PrefillProgress
 from penstock.engine.sampling import Sampling
+from penstock.engine.speculation import Speculator
+from penstock.engine.step_watch import StepWatch
 from penstock.engine.stepping import Begun
 from penstock.engine.steps import Generation, Step
+from penstock.errors import PenstockError
 
 FIRST_CHECKPOINT: Final = 2048  # tokens; a long prompt is saved there and at every doubling on the way
 
@@ -71,6 +74,8 @@ class Request:
     cancelled: threading.Event = field(default_factory=threading.Event)
     generation: Generation | None = None  # from when it is accepted, unless it generates nothing
     preempted: list[int] | None = None  # all its tokens when it lost its slot
+    drafted: int = 0  # tokens that were guessed for its answer
+    accepted: int = 0  # and were right
     scored: int = 0  # tokens of the prompt whose successors are scored
     waits_for: "PrefixWait | None" = None
 
@@ -115,6 +120,9 @@ class Slot:
         self.ahead = 0  # of the pending tokens, those in steps that are under way
         self.stops = False  # the latest of these steps ends where the session is to be kept
         self.begun = time.monotonic()
+        self.speculator: Speculator | None = None  # from when it decodes
+        self.verified: list[Step] = []  # what a step with drafts gave
+        self.failure: PenstockError | None = None  # and why there is no more
 
     @property
     def tokens(self) -> list[int]:
@@ -171,22 +179,24 @@ class Work(NamedTuple):
 
     wants   whether it needs the logits after its last token
     scores  whether it needs those of all tokens, because they are scored
+    drafts  whether all tokens but the first are drafts
     """
 
     slot: Slot
     ids: list[int]
     wants: bool
     scores: bool = False
+    drafts: bool = False
 
     @property
     def rows(self) -> int:
         """How many of its last rows have logits."""
-        return len(self.ids) if self.scores else int(self.wants)
+        return len(self.ids) if self.scores or self.drafts else int(self.wants)
 
 
 class UnderWay(NamedTuple):
-    """A step that has begun, and when."""
+    """A step that has begun."""
 
     work: Sequence[Work]
     begun: Begun
-    begin: float
+    watch: StepWatch

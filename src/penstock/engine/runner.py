@@ -60,6 +60,20 @@ class Runner(ABC):
         """See `Architecture.draft_logits`."""
 
     @abstractmethod
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        """See `Architecture.draft`."""
+
+    def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
+        """See `Architecture.settle`."""
+
+    def keep_up(self, wanted: bool) -> None:  # noqa: B027 - who does not know better keeps up
+        """See `Architecture.keep_up`."""
+
+    def waits(self) -> tuple[int, float]:
+        """So far: bytes of experts that had to come, and seconds that steps waited for them."""
+        return 0, 0.0
+
+    @abstractmethod
     def announce(self, tokens: Sequence[int]) -> None:
         """These tokens will probably be in the next step."""
 
@@ -141,6 +155,20 @@ class LocalRunner(Runner):
         logits = self.model.draft_logits(slot, position, token)
         self.backend.check()
         return logits
+
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        found = self.model.draft(slot, position, token, most, least)
+        self.backend.check()
+        return found
+
+    def settle(self, slot: int | None = None) -> None:
+        self.model.settle(slot)
+
+    def keep_up(self, wanted: bool) -> None:
+        self.model.keep_up(wanted)
+
+    def waits(self) -> tuple[int, float]:
+        return self.storage.waits()
 
     def announce(self, tokens: Sequence[int]) -> None:
         self.model.announce(np.array(tokens, np.int64))

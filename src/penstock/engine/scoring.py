@@ -11,15 +11,11 @@ from penstock.engine.steps import Step
 from penstock.errors import PenstockError
 
 MAX_ROWS: Final = 64  # that are scored in a step
-LOGITS_SHARE: Final = (
-    4  # their logits take a quarter at most of the memory for a full step, which theirs is not
-)
 
 
 def score_rows(engine: Engine) -> int:
-    """How many rows are scored in a step: their logits, and a copy of them, stay within the memory of steps."""
-    row = 2 * 4 * engine.config.vocab_size
-    return max(1, min(MAX_ROWS, engine.plan.work // LOGITS_SHARE // row))
+    """How many rows are scored in a step."""
+    return min(MAX_ROWS, engine.stepper.logit_rows)
 
 
 def score_prompt(work: Work, logits: NDArray[np.float32] | None) -> Scored | Failed | None:

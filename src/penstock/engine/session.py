@@ -47,6 +47,10 @@ class Session:
         """The tokens processed so far (a copy)."""
         return list(self._tokens)
 
+    def tokens_from(self, position: int) -> list[int]:
+        """Those processed from there on (a copy)."""
+        return self._tokens[position:]
+
     @property
     def lost(self) -> bool:
         """Whether what it remembered went with a machine that is away; feeding it reads its tokens again first."""
@@ -79,6 +83,7 @@ class Session:
 
     def fork(self) -> "Session":
         """An independent session with the same past."""
+        self.engine.loader.settle(self.state.slot)
         copy = Session(self.engine, self.state.fork(), self._tokens)
         copy.last_logits = None if self.last_logits is None else self.last_logits.copy()
         return copy
@@ -90,6 +95,7 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """All that there is to save.  It is not a copy: the session must stay as it is until it is written."""
+        self.engine.loader.settle(self.state.slot)
         logits = None if self.last_logits is None else np.asarray(self.last_logits)
         return Snapshot(self._tokens, self.state, logits)
 
@@ -105,8 +111,9 @@ class Session:
         self._tokens = list(tokens)
         self.state.position = self.state.floor = len(tokens)
 
-    def _advance(self, ids: Sequence[int]) -> None:
-        self.state.advance(len(ids))
+    def _advance(self, ids: Sequence[int], left_out: int = 0) -> None:
+        """left_out: drafts that were read too, and do not count"""
+        self.state.advance(len(ids), left_out)
         self.engine.written[self.state.slot] = max(self.engine.written[self.state.slot], self.position)
         self._tokens.extend(ids)
         self.last_logits = None

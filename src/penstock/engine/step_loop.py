@@ -14,6 +14,10 @@ from penstock.engine.prefix_cache import PrefixCache
 from penstock.engine.requests import Failed, Scored, Slot, UnderWay, Update, Work
 from penstock.engine.scoring import score_prompt
 from penstock.engine.slots import Slots
+from penstock.engine.speculation import verify
+from penstock.engine.step_watch import StepWatch
+from penstock.engine.stepping import Judge
+from penstock.engine.steps import Step
 from penstock.engine.waiting import WaitingLine
 from penstock.errors import DeviceLostError, PenstockError
 
@@ -54,7 +58,7 @@ class StepLoop:
             self._finish_step(self._under_way.popleft())
 
     def _begin_step(self, work: Sequence[Work]) -> None:
-        begin, self._told = time.perf_counter(), time.monotonic()
+        watch, self._told = StepWatch(self._engine.stepper), time.monotonic()
         try:
             begun = self._engine.stepper.begin(
                 [(part.slot.session, part.ids, part.rows) for part in work], self._progress(work)
@@ -65,7 +69,7 @@ class StepLoop:
             return
         for part in work:
             part.slot.ahead += len(part.ids)
-        self._under_way.append(UnderWay(work, begun, begin))
+        self._under_way.append(UnderWay(work, begun, watch))
 
     def _finish_all(self) -> None:
         while self._under_way:
@@ -74,7 +78,7 @@ class StepLoop:
     def _finish_step(self, step: UnderWay) -> None:
         work = step.work
         try:
-            found = self._engine.stepper.finish(step.begun)
+            found = self._engine.stepper.finish(step.begun, self._judge(work))
         except PenstockError as error:
             for part in work:
                 part.slot.ahead -= len(part.ids)
@@ -88,8 +92,6 @@ class StepLoop:
             return
         for part in work:
             part.slot.ahead -= len(part.ids)
-        begin = max(step.begin, self._finished)
-        self._finished = time.perf_counter()
         # Whoever is not here any more had an earlier step that failed.
         pairs = [pair for pair in zip(work, found, strict=True) if pair[0].slot in self._slots]
         work, found = [part for part, _ in pairs], [logits for _, logits in pairs]
@@ -98,9 +100,10 @@ class StepLoop:
             self._start(part, logits)
         self._run_ahead(work)
         self._settle(work)
-        seconds = time.perf_counter() - begin
-        self.engine_seconds += seconds
-        self._batcher.took(work, seconds)
+        spent = step.watch.spent(self._finished)
+        self._finished = time.perf_counter()
+        self.engine_seconds += spent.seconds
+        self._batcher.took(work, spent)
         self.steps += 1
         self.busy_rows += len(work)
         for part, logits, scored in zip(work, found, scores, strict=True):
@@ -109,6 +112,24 @@ class StepLoop:
     def _progress(self, work: Sequence[Work]) -> Callable[[float], None] | None:
         reading = [part for part in work if part.slot.prefilling and not part.slot.resumed]
         return partial(self._tell, reading) if reading else None
+
+    def _judge(self, work: Sequence[Work]) -> Judge | None:
+        """Says how many tokens of a part count: all but drafts that are wrong."""
+
+        def judge(number: int, logits: Logits) -> int:
+            part, slot = work[number], work[number].slot
+            if not part.drafts:
+                return len(part.ids)
+            assert slot.generation is not None
+            slot.verified, slot.failure = [], None
+            try:
+                for step in verify(slot.generation, part.ids, logits, slot.session.position):
+                    slot.verified.append(step)
+            except PenstockError as error:
+                slot.failure = error
+            return max(1, len(slot.verified))
+
+        return judge if any(part.drafts for part in work) else None
 
     def _tell(self, reading: Sequence[Work], share: float) -> None:
         """Those whose prompts are being read hear how far that is, also in the middle of a step."""
@@ -153,6 +174,8 @@ class StepLoop:
     def _start(self, work: Work, logits: Logits | None) -> None:
         """Tokens of all slots are chosen together, where logits are not on the host."""
         slot = work.slot
+        if work.drafts:  # chosen already
+            return
         if slot.generation is not None and logits is not None and len(slot.pending) == len(work.ids):
             with suppress(PenstockError):  # said again when the token is asked for
                 slot.generation.start(logits[-1])
@@ -161,7 +184,7 @@ class StepLoop:
         """If nobody else will take part in the next step, it need not wait until these tokens are here."""
         joins = self._line and not self._slots.full
         answering = [part.slot.generation for part in work if part.slot.generation and part.wants]
-        if not joins and len(answering) == len(self._slots):
+        if self._engine.speculation is None and not joins and len(answering) == len(self._slots):
             self._engine.stepper.run_ahead(answering)
 
     def _settle(self, work: Sequence[Work]) -> None:
@@ -173,6 +196,9 @@ class StepLoop:
 
     def _advance(self, work: Work, logits: Logits | None, scored: Scored | Failed | None) -> None:
         slot, request = work.slot, work.slot.request
+        if work.drafts:
+            self._advance_by(slot, slot.verified, slot.failure)
+            return
         slot.pending = slot.pending[len(work.ids) :]
         if slot.prefilling:
             if not slot.resumed:
@@ -195,11 +221,22 @@ class StepLoop:
         except PenstockError as error:
             self.leave(slot, Failed(error))
             return
-        slot.pending = [step.token]
-        if step.finish_reason is not None:
-            self.leave(slot, step)
-        else:
-            request.emit(step)
+        self._advance_by(slot, [step])
+
+    def _advance_by(self, slot: Slot, steps: Sequence[Step], failure: PenstockError | None = None) -> None:
+        """An answer goes on by some tokens, or ends with them."""
+        if slot.speculator is not None and slot.speculator.awake:
+            drafted, accepted = slot.speculator.judged(slot.session, [step.token for step in steps])
+            slot.request.drafted += drafted
+            slot.request.accepted += accepted
+        for step in steps:
+            slot.pending = [step.token]
+            if step.finish_reason is not None:
+                self.leave(slot, step)
+                return
+            slot.request.emit(step)
+        if failure is not None:
+            self.leave(slot, Failed(failure))
 
     def leave(self, slot: Slot, last: Update | None = None) -> None:
         """A request is over.  last: what it hears"""
@@ -217,7 +254,7 @@ class StepLoop:
         for part in work:
             try:
                 (logits,) = self._engine.stepper.advance(
-                    [(part.slot.session, part.ids, part.rows)], self._progress([part])
+                    [(part.slot.session, part.ids, part.rows)], self._progress([part]), self._judge([part])
                 )
             except PenstockError as own:
                 self.leave(part.slot, Failed(own))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Final
 
 from penstock.backend.base import Logits
 from penstock.backend.state import Step as ModelStep
@@ -17,6 +18,10 @@ from penstock.engine.steps import Generation
 from penstock.errors import OptionError, PenstockError
 
 Progress = Callable[[float], None]
+# Given the number of a session in a step and its logits, says how many of its ids count; the others were drafts that
+# are not true, and the session is as if it had never read them.
+Judge = Callable[[int, Logits], int]
+LOGITS_SHARE: Final = 4  # logits of a step with few rows take a quarter at most of the memory for a full one
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,21 @@ class Stepper:
         """Steps that can be under way at the same time."""
         return 1 if self._loader.runner is None else self._loader.runner.depth
 
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step that may have logits: these, and a copy of them, stay within the memory of steps."""
+        row = 2 * 4 * self._vocab_size
+        return max(1, self._loader.plan.work // LOGITS_SHARE // row)
+
     def advance(
-        self, work: Sequence[tuple[Session, Sequence[int], int]], progress: Progress | None = None
+        self,
+        work: Sequence[tuple[Session, Sequence[int], int]],
+        progress: Progress | None = None,
+        judge: Judge | None = None,
     ) -> list[Logits | None]:
         """One step over all of these tokens, at most `plan.chunk`: (session, ids, how many of their last rows have
         logits) → [rows, vocab], or None for no rows.  progress: told the share of the step that is done."""
-        return self.finish(self.begin(work, progress))
+        return self.finish(self.begin(work, progress), judge)
 
     def begin(
         self, work: Sequence[tuple[Session, Sequence[int], int]], progress: Progress | None = None
@@ -97,19 +111,26 @@ class Stepper:
                 session._advance(ids)
         return begun
 
-    def finish(self, begun: Begun) -> list[Logits | None]:
+    def finish(self, begun: Begun, judge: Judge | None = None) -> list[Logits | None]:
         """What `advance` gives, when the step is done."""
+        kept = [len(ids) for _, ids, _ in begun.work]
         try:
             found = begun.parts()
+            if judge is not None:
+                kept = [
+                    count if part is None else judge(number, part)
+                    for number, (count, part) in enumerate(zip(kept, found, strict=True))
+                ]
             if not begun.committed:
-                begun.runner.commit(begun.step)
+                begun.runner.commit(begun.step, kept)
         except BaseException:
             self._fail(begun)
             raise
-        for (session, ids, _), part in zip(begun.work, found, strict=True):
+        for (session, ids, _), count, part in zip(begun.work, kept, found, strict=True):
+            left_out = len(ids) - count
             if not begun.committed:
-                session._advance(ids)
-            session.last_logits = None if part is None else part[-1].copy()
+                session._advance(ids[:count], left_out)
+            session.last_logits = None if part is None else part[-1 - left_out].copy()
         return found
 
     def _fail(self, begun: Begun) -> None:
@@ -226,12 +247,37 @@ class Stepper:
         if self._loader.runner is not None:
             self._loader.runner.discard(replace(step, slots=held))
 
+    # ── drafts ────────────────────────────────────────────────────────────────────────────────────────────
+
     def draft_logits(self, session: Session, token: int) -> Logits:
         """See `Architecture.draft_logits`."""
         (token,) = checked_ids([token], self._vocab_size)
         with self._loader.lock:
             self._ahead.drop()  # its logits are where these will be
             return self._loader.load().draft_logits(session.state.slot, session.position, token)
+
+    def draft(self, session: Session, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        """See `Architecture.draft`."""
+        with self._loader.lock:
+            self._ahead.drop()
+            return self._loader.load().draft(session.state.slot, session.position, token, most, least)
+
+    def draft_room(self, rows: int, position: int) -> int:
+        """Drafts that a step of so many rows could have besides, for a session that will be at `position` without
+        them."""
+        most = min(self._loader.plan.chunk, self.logit_rows) - rows
+        return max(0, min(most, self._loader.context - position, self._states.layout.max_rewind))
+
+    def keep_up(self, wanted: bool) -> None:
+        """See `Architecture.keep_up`."""
+        with self._loader.lock:
+            if self._loader.runner is not None:
+                self._loader.runner.keep_up(wanted)
+
+    @property
+    def waits(self) -> tuple[int, float]:
+        """Since the weights were loaded: bytes of experts that had to come, and seconds of waiting for them."""
+        return (0, 0.0) if self._loader.runner is None else self._loader.runner.waits()
 
 
 def _parts(work: Sequence[tuple[Session, list[int], int]], logits: Logits) -> list[Logits | None]:

@@ -78,9 +78,11 @@ class Generation:
         if self.sampler.choosing is not None:
             self.sampler.choosing.result()
 
-    def next(self, logits: NDArray[np.float32]) -> Step:
-        """The step that follows from the logits after the session's last token."""
+    def next(self, logits: NDArray[np.float32], position: int | None = None) -> Step:
+        """The step that follows from the logits after the session's last token.  position: where that is; None: where
+        the session stands."""
         assert self.session is not None
+        position = self.session.position if position is None else position
         token, logprob, top = self.sampler.sample(logits)
         self.remaining -= 1
         text, reason = "", None
@@ -90,7 +92,7 @@ class Generation:
             text = self.stops.push(self.decoder.push(token) if self.decoder else "")
             if self.stops.found:
                 reason = "stop"
-            elif self.remaining == 0 or self.session.position >= self.context:
+            elif self.remaining == 0 or position >= self.context:
                 reason = "length"
         if reason is not None and not self.stops.found:
             text += self.stops.push(self.decoder.finish() if self.decoder else "") + self.stops.finish()

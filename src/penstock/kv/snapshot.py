@@ -28,6 +28,7 @@ from penstock.weights.tensor import TensorInfo
 FORMAT: Final = "penstock-session"
 VERSION: Final = 1
 NO_CHECKSUM: Final = "0" * 64
+DRAFT: Final = "mtp."  # series of a draft block, which changes no answer and so may come and go
 # Names of safetensors, and how numpy sees them: bfloat16 as the 16 bits that it is.
 TYPES: Final = {"F32": DTYPES["f32"], "F16": DTYPES["f16"], "BF16": DTYPES["bf16"], "I32": np.dtype(np.int32)}
 
@@ -133,10 +134,14 @@ def load_snapshot(path: Path, pool: StatePool, fingerprint: str) -> Snapshot:
     if "logits" in infos:
         logits = _take(path, infos, "logits", (layout.vocab_size,), "F32")
     shapes = live_shapes(layout, position, floor)
-    live = {
-        each.name: _take(path, infos, each.name, shapes[each.name], each.dtype.upper())
-        for each in layout.series
-    }
+    live = {}
+    for each in layout.series:
+        if (
+            each.name.startswith(DRAFT) and each.name not in infos
+        ):  # saved where nobody drafted: it is found anew
+            live[each.name] = np.zeros(shapes[each.name], DTYPES[each.dtype])
+        else:
+            live[each.name] = _take(path, infos, each.name, shapes[each.name], each.dtype.upper())
     state = SequenceState(pool)
     state.position, state.floor = position, floor
     state.restore(live)

@@ -76,6 +76,20 @@ class Architecture(ABC):
         """What the draft block expects after `token`, which is about to follow a sequence at `position` → [vocab]"""
 
     @abstractmethod
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        """What the draft block guesses to follow `token`, each with its chance.  It ends where all of them
+        together are less likely than `least`."""
+
+    @abstractmethod
+    def keep_up(self, wanted: bool) -> None:
+        """Whether the draft block follows all steps, as it does until told.  Of single tokens that it did not follow
+        it knows nothing when it guesses again."""
+
+    @abstractmethod
+    def settle(self, slot: int | None = None) -> None:
+        """Makes rows that steps left for later: before a sequence's state is read, or (None) the weights leave."""
+
+    @abstractmethod
     def announce(self, tokens: NDArray[np.int64]) -> None:
         """These tokens come next; some layers know by them what to read."""
 

@@ -196,6 +196,7 @@ class Service:
                     case Step():
                         usage.first, usage.last, usage.prefill = usage.first or when, when, None
                         usage.completion += 1
+                        usage.drafted, usage.accepted = request.drafted, request.accepted
                         yield update
                         if update.finish_reason is not None:
                             return

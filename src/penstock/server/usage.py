@@ -18,6 +18,8 @@ class Usage:
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    drafted: int = 0  # tokens that were guessed ahead
+    accepted: int = 0  # and were right
     prefill: PrefillProgress | None = None  # while the prompt is read
     begun: float = field(default_factory=time.monotonic)
     first: float | None = None  # when the first token was there
@@ -50,6 +52,8 @@ def combined(usages: Sequence[Usage]) -> Usage:
         cached=max(usage.cached for usage in usages),
         completion=sum(usage.completion for usage in usages),
         reasoning=sum(usage.reasoning for usage in usages),
+        drafted=sum(usage.drafted for usage in usages),
+        accepted=sum(usage.accepted for usage in usages),
         begun=min(usage.begun for usage in usages),
         first=min(firsts, default=None),
         last=max(lasts, default=None),
@@ -64,6 +68,7 @@ def timings(usage: Usage) -> dict[str, Any]:
     read = usage.prompt - usage.cached
     prefill, decode = first - usage.begun, (usage.last or first) - first
     after = max(usage.completion - 1, 0)
+    drafts = {"draft_n": usage.drafted, "draft_n_accepted": usage.accepted} if usage.drafted else {}
     return {
         "cache_n": usage.cached,
         "prompt_n": read,
@@ -74,6 +79,7 @@ def timings(usage: Usage) -> dict[str, Any]:
         "predicted_ms": round(1000 * decode, 3),
         "predicted_per_token_ms": _each(decode, after),
         "predicted_per_second": _rate(after, decode),
+        **drafts,
     }
 
 

@@ -64,6 +64,13 @@ class Storage:
             }
         )
 
+    def waits(self) -> tuple[int, float]:
+        """So far: bytes of experts that were missing, and seconds that steps waited for them."""
+        if self.counters is None:
+            return 0, 0.0
+        blocks = self.counters.blocks
+        return sum(each.bytes_read for each in blocks), sum(each.stall_seconds for each in blocks)
+
     def preload(self) -> None:
         """Called once the dense weights are there: the experts that were used most are next."""
         if self.tiers is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.cpu.memory import view
-from penstock.backend.state import DTYPES, Rows, Series, StateLayout, StatePool
+from penstock.backend.state import DRAFTS, DTYPES, Rows, Series, StateLayout, StatePool
 from penstock.machine.pages import reserve
 
 
@@ -21,6 +21,12 @@ class Staged(NamedTuple):
 
     first: int
     rows: Rows
+
+
+def in_place(rows: int) -> bool:
+    """Whether a sequence's rows of a step go to spare places of the rings at once, which count when the position has
+    moved: a token, and drafts after it."""
+    return rows <= 1 + DRAFTS
 
 
 class Slot:
@@ -92,8 +98,8 @@ class CpuStates(StatePool):
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def stage(self, slot: int, series: int, first: int, rows: int) -> Rows:
-        """Memory for the last of `rows` rows from row `first` on, as many as the ring can keep, to be filled.
-        Single rows need none: they go to a spare place of the ring, which counts once the position has moved."""
+        """Memory for the last of `rows` rows from row `first` on, as many as the ring can keep, to be filled.  Few
+        rows need none (`in_place`)."""
         own = self.slots[slot].series[series]
         kept = min(rows, len(own))
         memory = np.empty((kept, own.shape[1]), own.dtype)
@@ -103,6 +109,9 @@ class CpuStates(StatePool):
     def keep(self, slot: int, series: int, first: int, rows: NDArray[Any]) -> None:
         """Rows of a step from row `first` on."""
         if len(rows) == 1:
+            own = self.slots[slot].series[series]
+            own[first % len(own)] = rows[0]
+        elif in_place(len(rows)):
             self.write(slot, series, first, rows)
         else:
             self.stage(slot, series, first, len(rows))[...] = rows[-self.capacities[series] :]

@@ -1,21 +1,44 @@
 """The multi-token-prediction block: from the trunk's last streams and the next token, the token after it.
 
 Pair i joins the trunk's streams of position i with token i + 1.  The block's own window must hold every recent pair
-before it can predict, so the pairs that a step completes are added as the trunk goes along.
+before it can predict.  A prompt's pairs are added as the trunk goes along.  Those of a decoded token would take as
+long as a good part of a small layer, for nothing where nobody drafts: on a backend that can, they wait, and are
+added all at once when somebody does or when they have become many.  Where it is known that nobody will draft for a
+while, they are left out altogether; the window then begins anew where the block follows again.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array
-from penstock.backend.state import StateLayout, Step
+from penstock.backend.state import DRAFTS, StateLayout, Step
 from penstock.model.deepseek_v4.description import Description
 from penstock.model.deepseek_v4.state import DRAFT
 
 if TYPE_CHECKING:
     from penstock.model.deepseek_v4.model import Layer
+
+FEW: Final = 1 + DRAFTS  # rows of a step whose pairs may wait
+MOST: Final = 64  # pairs that wait
+SEQUENCES: Final = 256  # that have pairs waiting; of others a few rows of the window are missing
+
+
+class Waiting:
+    """The pairs of one sequence that its window lacks: from `first` on, with the tokens that complete them.  The
+    streams of the position after them are kept too."""
+
+    __slots__ = ("first", "tokens")
+
+    def __init__(self, first: int):
+        self.first, self.tokens = first, list[int]()
+
+    def cut(self, end: int) -> None:
+        """Pairs from `end` on were never read, or are no more."""
+        self.first = min(self.first, end)
+        del self.tokens[max(0, end - self.first) :]
 
 
 class DraftBlock:
@@ -35,22 +58,97 @@ class DraftBlock:
         self.head = ops.head(description.head(f"{DRAFT}.hc_head", f"{DRAFT}.norm"))
         self._blocks = range(block, block + 1)
         self._streams = next(n for n, each in enumerate(layout.series) if each.name == f"{DRAFT}.streams")
+        spare = layout.capacity(layout.series[self._streams]) - FEW  # positions whose streams are still there
+        self._most = min(MOST, spare) if ops.late else 0
+        self._few = min(FEW, self._most)
+        self._waiting: dict[int, Waiting] = {}  # by slot
+        self.keeps_up = True  # see `Architecture.keep_up`
 
     def follow(self, streams: Array, step: Step, batch: Any) -> None:
         """Adds the pairs that a step completes: (last streams before it, its first token), and so on."""
-        pairs = _pairs(step)
-        if pairs.rows:
-            before = self.ops.previous_streams(self._streams, streams, batch)
-            own = self.ops.begin(pairs, self._blocks)
-            self.layer.fill_window(self.join.run(before, self.embedding.run(own)), own)
+        if step.rows <= self._few:
+            if not self.keeps_up:
+                return
+            self._wait(step)
+        else:
+            for number, slot in enumerate(step.slots):
+                start, stop = step.starts[number], step.starts[number + 1]
+                position = int(step.positions[start])
+                self._catch_up(slot, position)
+                self._waiting[slot] = Waiting(position + stop - start - 1)
+            pairs = _pairs(step)
+            if pairs.rows:
+                before = self.ops.previous_streams(self._streams, streams, batch)
+                own = self.ops.begin(pairs, self._blocks)
+                self.layer.fill_window(self.join.run(before, self.embedding.run(own)), own)
         self.ops.keep_streams(self._streams, streams, batch)
+
+    def _wait(self, step: Step) -> None:
+        positions, tokens = step.positions.tolist(), step.tokens.tolist()
+        for number, slot in enumerate(step.slots):
+            start, stop = step.starts[number], step.starts[number + 1]
+            position = positions[start]
+            waiting = self._waiting_at(slot, position)
+            if len(waiting.tokens) + stop - start > self._most:
+                self.settle(slot)
+            # A sequence's very first token completes no pair, nor does one whose predecessor was not followed.
+            skip = waiting.first + len(waiting.tokens) - (position - 1)
+            waiting.tokens += tokens[start + skip : stop]
+
+    def _waiting_at(self, slot: int, position: int) -> Waiting:
+        """The pairs that wait, of a sequence that has read `position` tokens."""
+        waiting = self._waiting.get(slot)
+        if waiting is not None and position <= waiting.first + len(waiting.tokens) + 1:
+            waiting.cut(max(0, position - 1))
+            return waiting
+        # Never seen, or there were steps that were not followed: the streams before this one are gone.
+        first = position if waiting is not None else max(0, position - 1)
+        waiting = self._waiting[slot] = Waiting(first)
+        if len(self._waiting) > SEQUENCES:
+            del self._waiting[next(iter(self._waiting))]
+        return waiting
+
+    def _catch_up(self, slot: int, position: int) -> None:
+        """The window gets the pairs that wait, of a sequence that has read `position` tokens."""
+        if slot in self._waiting:
+            self._waiting_at(slot, position)
+            self.settle(slot)
+
+    def settle(self, slot: int | None = None) -> None:
+        """The windows get the pairs that wait."""
+        for each in list(self._waiting) if slot is None else [slot] if slot in self._waiting else []:
+            waiting = self._waiting[each]
+            if waiting.tokens and self.ops.holds(each):
+                joined, batch = self._joined(each, waiting.first, waiting.tokens)
+                self.layer.fill_window(joined, batch)
+                waiting.first += len(waiting.tokens)
+                waiting.tokens.clear()
+
+    def _joined(self, slot: int, first: int, tokens: Sequence[int]) -> tuple[Array, Any]:
+        batch = self.ops.begin(Step.of([(slot, first, tokens, 0)]), self._blocks, settled=len(tokens) > 1)
+        streams = self.ops.kept_streams(self._streams, slot, first, len(tokens))
+        return self.join.run(streams, self.embedding.run(batch)), batch
 
     def forward(self, slot: int, position: int, token: int) -> Array:
         """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing that counts: the pair's own
         row goes to the window's next place, where the coming step will put it again."""
-        step = Step.of([(slot, position - 1, [token], 0)])
-        batch = self.ops.begin(step, self._blocks)
-        streams = self.ops.kept_streams(self._streams, slot, position - 1)
+        first, tokens = position - 1, [token]
+        if slot in self._waiting:
+            waiting = self._waiting_at(slot, position)
+            if len(waiting.tokens) > FEW:
+                self.settle(slot)
+            waiting.cut(first)
+            if waiting.tokens:  # one way through the layer for all
+                first, tokens = waiting.first, [*waiting.tokens, token]
+                waiting.first += len(waiting.tokens)
+                waiting.tokens.clear()
+        joined, batch = self._joined(slot, first, tokens)
+        streams = self.ops.repeat(batch, lambda _: self._through(joined, batch))
+        return self.ops.last(streams) if len(tokens) > 1 else streams
+
+    def again(self, slot: int, position: int, token: int, streams: Array) -> Array:
+        """The same for a guess of the block itself, whose own streams stand for the trunk's."""
+        batch = self.ops.begin(Step.of([(slot, position - 1, [token], 0)]), self._blocks)
         joined = self.join.run(streams, self.embedding.run(batch))
         return self.ops.repeat(batch, lambda _: self._through(joined, batch))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array, Backend, Logits
-from penstock.backend.state import StateLayout, StatePool, Step
+from penstock.backend.state import DRAFTS, StateLayout, StatePool, Step
 from penstock.model.base import Architecture, RoutedExperts
 from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
@@ -93,7 +93,7 @@ class DeepSeekV4(Architecture):
                     layer.following = following
         is_last = layers.stop == config.layer_count
         with_draft = is_last and checkpoint.has_mtp
-        self.embedding = self.head = self.draft = None
+        self.embedding = self.head = self.draft_block = None
         if layers.start == 0 or with_draft:
             self.embedding = ops.embedding(self.dense.weight(EMBEDDING))
         if is_last:
@@ -102,7 +102,7 @@ class DeepSeekV4(Architecture):
         if with_draft:
             block = self._layer(description, DRAFT, config.mtp_layer, layout, experts)
             assert self.embedding is not None
-            self.draft = DraftBlock(description, ops, block, self.embedding, layout, len(self.layers))
+            self.draft_block = DraftBlock(description, ops, block, self.embedding, layout, len(self.layers))
 
     def _layer(
         self, description: Description, block: str, layer: Any, layout: StateLayout, experts: ExpertStore
@@ -122,9 +122,9 @@ class DeepSeekV4(Architecture):
             )
         else:
             streams = self._layers(hidden, batch, progress)
-        if self.draft is not None:
+        if self.draft_block is not None:
             self.dense.enter(DRAFT)
-            self.draft.follow(streams, step, batch)
+            self.draft_block.follow(streams, step, batch)
             self.dense.leave(DRAFT)
         return streams
 
@@ -148,13 +148,43 @@ class DeepSeekV4(Architecture):
         return self.head.run(hidden, step.logits, self.dense.head())
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
-        assert self.draft is not None
+        assert self.draft_block is not None
         self.dense.enter(DRAFT)
-        streams = self.draft.forward(slot, position, token)
-        logits = self.draft.head.run(streams, np.zeros(1, np.int64), self.dense.head())
+        streams = self.draft_block.forward(slot, position, token)
+        logits = self.draft_block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
         self.dense.leave(DRAFT)
         row: Logits = np.asarray(logits)[0]
         return row
+
+    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        assert self.draft_block is not None
+        found: list[tuple[int, float]] = []
+        streams, all_right = None, 1.0
+        self.dense.enter(DRAFT)
+        while len(found) < min(most, DRAFTS) and all_right >= least:
+            self.announce(np.array([token]))  # hash layers' experts can come meanwhile
+            if streams is None:
+                streams = self.draft_block.forward(slot, position, token)
+            else:
+                streams = self.draft_block.again(slot, position + len(found), token, streams)
+            logits = self.draft_block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
+            row = np.asarray(logits)[0]
+            token = int(row.argmax())
+            chance = 1 / float(np.exp(row - row[token]).sum())
+            all_right *= chance
+            found.append((token, chance))
+        self.dense.leave(DRAFT)
+        return found
+
+    def keep_up(self, wanted: bool) -> None:
+        if self.draft_block is not None:
+            self.draft_block.keeps_up = wanted
+
+    def settle(self, slot: int | None = None) -> None:
+        if self.draft_block is not None:
+            self.dense.enter(DRAFT)
+            self.draft_block.settle(slot)
+            self.dense.leave(DRAFT)
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         for layer in self.layers:

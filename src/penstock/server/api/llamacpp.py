@@ -60,7 +60,8 @@ async def health(request: Request) -> JSONResponse:
 async def properties(request: Request) -> dict[str, Any]:
     service = service_of(request)
     engine = service.engine
-    storage = {name: value for name, value in engine.stats().items() if name != "blocks"}
+    stats = engine.stats()
+    storage = {name: value for name, value in stats.items() if name not in ("blocks", "draft")}
     return {
         "default_generation_settings": {"n_ctx": engine.context, "params": _defaults(service)},
         "total_slots": service.settings.parallel,
@@ -81,7 +82,7 @@ async def properties(request: Request) -> dict[str, Any]:
             "sessions": _sessions(service),
             "scheduler": _scheduler(service),
             "fingerprint": engine.fingerprint,
-            "speculation": None,
+            "speculation": stats.get("draft"),
         },
     }
 

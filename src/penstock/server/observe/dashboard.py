@@ -83,6 +83,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
         },
         "tokens": None if totals is None else {name: getattr(totals, name) for name in TOKENS},
         "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
+        "drafts": drafts(stats.get("draft")),
         "memory": memory_by_tier(service, stats),
         "gpu": _gpu_steps(stats.get("device")),
         "cluster": machines_shown(stats.get("cluster")),
@@ -107,6 +108,14 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
             for each in scheduler.snapshot()
         ],
     }
+
+
+def drafts(stats: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Tokens that were guessed, those that were right, and how many times as fast that made answers."""
+    if stats is None:
+        return None
+    drafted, accepted = (sum(map(sum, stats[name].values())) for name in ("drafted", "accepted"))
+    return {"drafted": drafted, "accepted": accepted, "gain": round(stats["gain"], 3)}
 
 
 def _gpu_steps(device: dict[str, Any] | None) -> dict[str, int] | None:

@@ -24,6 +24,7 @@ from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import ApiError, kind_of
 from penstock.server.http.keys import LIMITS
 from penstock.server.http.request_context import CLIENT_LEFT, current_request
+from penstock.server.observe.draft_series import draft_series
 from penstock.server.observe.machines import machine_series
 from penstock.server.service import Follower, Service
 from penstock.server.usage import Usage
@@ -118,6 +119,7 @@ class StateSeries(Collector):
         yield from self._keys()
         yield from self._device(self.service.engine.stats().get("device"))
         yield from machine_series(self.service.engine.stats().get("cluster"))
+        yield from draft_series(self.service.engine.stats().get("draft"))
 
     def _device(self, stats: dict[str, Any] | None) -> Iterator[Metric]:
         """How a GPU's steps were launched; its memory is a tier."""

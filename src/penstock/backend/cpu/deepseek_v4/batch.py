@@ -52,14 +52,14 @@ class Sequence:
     def __init__(self, slot: int, start: int, count: int, position: int, states: SequenceStates):
         self.slot, self.start, self.count, self.position, self.states = slot, start, count, position, states
 
-    def enter(self, blocks: slice) -> None:
-        """Tells these blocks where the sequence stands."""
+    def enter(self, blocks: slice, direct: bool) -> None:
+        """Tells these blocks where the sequence stands, and whether its rows go to their rings at once."""
         own = self.states.described[blocks]
         own["start"], own["count"], own["position"] = self.start, self.count, self.position
-        if self.count == 1:  # the row goes to a spare place of each ring
+        if direct:
             own["fresh"] = 0
             for compressor in ("compressed", "index"):
-                own[compressor]["fresh"], own[compressor]["kept"] = 0, 1
+                own[compressor]["fresh"], own[compressor]["kept"] = 0, self.count
 
 
 class Batch:

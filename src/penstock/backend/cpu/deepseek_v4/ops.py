@@ -18,7 +18,7 @@ from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
 from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
 from penstock.backend.cpu.low_precision import round_attention, round_experts, round_join
 from penstock.backend.cpu.memory import Buffer, Workspace
-from penstock.backend.cpu.states import CpuStates, Slot
+from penstock.backend.cpu.states import CpuStates, Slot, in_place
 from penstock.backend.state import StatePool, Step
 from penstock.native import structs
 from penstock.native.library import native
@@ -167,10 +167,9 @@ class CpuEmbedding(v4.Embedding):
 
     def run(self, batch: Batch) -> Buffer:
         out = self._workspace.take("embedded", batch.rows, self._weight.info.shape[1:])  # [rows, hidden]
-        stored = self._weight.stored
-        assert stored is not None
+        size = out.array.strides[0]
         for row, token in enumerate(batch.step.tokens.tolist()):
-            out.array[row] = stored.rows(token, token + 1)[0]
+            self._weight.row(token, out.array[row], out.address + row * size)
         return out
 
 
@@ -217,6 +216,8 @@ class CpuJoin(v4.Join):
 
 
 class CpuOps(v4.Ops):
+    late = True
+
     def __init__(self, backend: Backend, pool: StatePool):
         assert isinstance(backend, CpuBackend)
         assert isinstance(pool, CpuStates)
@@ -233,7 +234,7 @@ class CpuOps(v4.Ops):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range) -> Batch:
+    def begin(self, step: Step, blocks: range, settled: bool = False) -> Batch:
         chosen, sequences = slice(blocks.start, blocks.stop), []
         positions = Buffer(step.positions)
         for number, slot in enumerate(step.slots):
@@ -243,8 +244,9 @@ class CpuOps(v4.Ops):
             if states is None:
                 states = self._states[memory] = SequenceStates(slot, self._pool, self._blocks)
             sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states)
-            sequence.enter(chosen)
-            if sequence.count > 1:
+            direct = settled or in_place(sequence.count)
+            sequence.enter(chosen, direct)
+            if not direct:
                 for block in self._blocks[chosen]:
                     block.open(sequence, step.rows)
             sequences.append(sequence)
@@ -330,8 +332,14 @@ class CpuOps(v4.Ops):
             at += more
         return out
 
-    def kept_streams(self, series: int, slot: int, position: int) -> Buffer:
-        row = self._pool.latest(slot, series, position)
-        out = self._workspace.take("kept streams", 1, row.shape[1:])
-        out.array[...] = row
+    def kept_streams(self, series: int, slot: int, first: int, count: int = 1) -> Buffer:
+        rows = self._pool.read(slot, series, first, first + count)
+        out = self._workspace.take("kept streams", count, rows.shape[1:])
+        out.array[...] = rows
         return out
+
+    def holds(self, slot: int) -> bool:
+        return slot in self._pool.slots
+
+    def last(self, streams: Buffer) -> Buffer:
+        return streams if len(streams.array) == 1 else Buffer(streams.array[-1:])

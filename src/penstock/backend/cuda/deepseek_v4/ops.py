@@ -48,7 +48,8 @@ class CudaOps(v4.Ops):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range) -> Batch:
+    def begin(self, step: Step, blocks: range, settled: bool = False) -> Batch:
+        assert not settled
         self._backend.activate()
         with translated("a step"):
             if step.rows > STEP_ROWS:
@@ -150,5 +151,6 @@ class CudaOps(v4.Ops):
             parts.append(now[start : start + count - 1])
         return torch.cat(parts)
 
-    def kept_streams(self, series: int, slot: int, position: int) -> torch.Tensor:
-        return self._pool.get(slot, series, position).view(1, *self._shape)
+    def kept_streams(self, series: int, slot: int, first: int, count: int = 1) -> torch.Tensor:
+        assert count == 1
+        return self._pool.get(slot, series, first).view(1, *self._shape)

@@ -140,8 +140,11 @@ export class Panel {
 
   // ── requests ─────────────────────────────────────────────────────────────────────────────────────────
 
-  queue({ queue, slots, memory, about }) {
+  queue({ queue, slots, memory, about, drafts }) {
     const words = [`${queue.active} of ${queue.parallel} active`, `${queue.waiting} waiting`, `${memory.sessions.kept} kept`];
+    if (drafts?.drafted) {
+      words.push(`drafts ${percent(drafts.accepted / drafts.drafted)} right, ${drafts.gain.toFixed(2)} times as fast`);
+    }
     byId("queue-summary").textContent = words.join(", ");
     const rows = slots.map((slot, number) => slotRow(slot, number, about.context));
     if (!rows.length) rows.push(element("li", { class: "nobody" }, "Nobody is asking."));

@@ -1,0 +1,172 @@
+"""What drafts gain, by kind of text, and what the gate makes of them.
+
+    python -m benchmarks.speculation                         # the pocket model, every kind of text and drafter
+    python -m benchmarks.speculation --kinds story,tools --draft auto --rounds 20
+
+Every round generates the same text with each drafter in turn, so that whoever disturbs the machine disturbs all; of
+the rounds, after the first, which teaches the gate, medians count.  Texts are checked to be the same.
+
+story, chat  greedy answers of the pocket model
+tools        calls of tools and JSON, each of which the same conversation has had before, as those of agents
+streamed     stories with memory for a quarter of the experts; the others come from disk
+random       sampled at a temperature at which nobody can guess
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.machine import Neighbours
+from penstock import Engine, Sampling
+from penstock.chat.driver import ChatDriver
+from penstock.chat.messages import Thinking, question
+from penstock.pocket import pocket_path
+from pocket.data import problem
+
+STORIES: Final = [
+    "Tell me a story about a fox and a river.",
+    "Tell me a story about a boat.",
+    "Tell me a story about a bird in winter.",
+]
+ASKED: Final = {
+    "story": STORIES,
+    "chat": [
+        "What is a penstock?",
+        "What is 486 + 377?",
+        "Who are you?",
+        "What can you do?",
+        "Tell me a joke.",
+    ],
+    "tools": [],
+    "streamed": STORIES[:1],
+    "random": STORIES[:1],
+}
+TARGETS: Final = {"story": 1.4, "chat": 1.4, "tools": 1.8, "streamed": 1.0, "random": 0.97}
+DRAFTS: Final = ("off", "ngram", "mtp", "auto")
+PROBLEMS: Final = 6  # of tools, and as many of JSON
+
+
+def sampling(kind: str) -> Sampling:
+    if kind == "random":
+        return Sampling(temperature=50.0, seed=1, ignore_eos=True)
+    return Sampling(temperature=0.0)
+
+
+def prompts(engine: Engine, kind: str) -> list[list[int]]:
+    driver = ChatDriver(engine)
+    if kind != "tools":
+        return [driver.reply(question(text)).prompt.ids for text in ASKED[kind]]
+    found, chance = [], Random(3)
+    for skill in ("tools", "json") * PROBLEMS:
+        asked = driver.reply(problem(skill, chance, thinking=Thinking.OFF).conversation).prompt.ids
+        said = [step.token for step in engine.generate(asked, 200, sampling(kind))]
+        found.append([*asked, *said, *asked])
+    return found
+
+
+def generate(engine: Engine, kind: str, asked: list[list[int]], tokens: int) -> tuple[list[int], float]:
+    """What is generated, and seconds per token once the prompt is read."""
+    said: list[int] = []
+    seconds = 0.0
+    for ids in asked:
+        steps = engine.generate(ids, tokens, sampling(kind))
+        said.append(next(steps).token)
+        begin = time.perf_counter()
+        said += [step.token for step in steps]
+        seconds += time.perf_counter() - begin
+    return said, seconds / max(1, len(said) - len(asked))
+
+
+def opened(path: Path, kind: str, draft: str) -> Engine:
+    if kind != "streamed":
+        return Engine(path, draft=draft)
+    whole = Engine(path, draft=draft, load=False, memory=None, context=2048).plan
+    budget = whole.total - 3 * whole.experts_total // 4
+    return Engine(path, draft=draft, memory=budget, streaming="direct", context=2048, learn="off")
+
+
+def measure(path: Path, kind: str, drafts: list[str], tokens: int, rounds: int) -> list[dict[str, Any]]:
+    engines = {draft: opened(path, kind, draft) for draft in drafts}
+    asked = prompts(engines[drafts[0]], kind)
+    spent: dict[str, list[float]] = {draft: [] for draft in drafts}
+    for number in range(rounds + 1):  # the first one teaches the gate
+        texts = {}
+        for draft, engine in engines.items():
+            texts[draft], seconds = generate(engine, kind, asked, tokens)
+            if number:
+                spent[draft].append(seconds)
+        assert len({tuple(text) for text in texts.values()}) == 1, f"{kind}: drafts changed the text"
+    best = {draft: median(seconds) for draft, seconds in spent.items()}
+    return [
+        {
+            "kind": kind,
+            "draft": draft,
+            "tokens_per_second": 1 / best[draft],
+            "speedup": best[drafts[0]] / best[draft],
+            **engine.stats().get("draft", {}),
+        }
+        for draft, engine in engines.items()
+    ]
+
+
+def shown(row: dict[str, Any]) -> list[str]:
+    rates = []
+    for name, counts in row.get("drafted", {}).items():
+        right = row["accepted"][name]
+        if any(counts):
+            rates.append(
+                f"{name} " + " ".join(f"{a / n:.0%}" for a, n in zip(right, counts, strict=True) if n > 9)
+            )
+    with_drafts = f"{row['steps_with_drafts'] / max(1, row['steps']):.0%}" if "steps" in row else ""
+    cost = f"{row['row_seconds'] / row['step_seconds']:.2f}" if row.get("step_seconds") else ""
+    speed = f"{row['tokens_per_second']:.3g}"
+    speedup, gain = f"{row['speedup']:.2f}", f"{row['gain']:.2f}" if "gain" in row else ""
+    return [row["kind"], row["draft"], speed, speedup, "; ".join(rates), with_drafts, cost, gain]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=pocket_path())
+    parser.add_argument("--kinds", default=",".join(ASKED))
+    parser.add_argument("--draft", default=",".join(DRAFTS[1:]))
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    neighbours, rows = Neighbours(), []
+    for kind in asked.kinds.split(","):
+        rows += measure(asked.model, kind, ["off", *asked.draft.split(",")], asked.tokens, asked.rounds)
+    console = Console(width=140)
+    console.print(f"{machine.sentence()}; others kept {neighbours.cores():.1f} cores busy", highlight=False)
+    table = Table(
+        "text",
+        "draft",
+        "tok/s",
+        "speedup",
+        "right, by place",
+        "steps with drafts",
+        "a row / a step",
+        "gain by the gate",
+    )
+    for row in rows:
+        table.add_row(*shown(row))
+    console.print(table)
+    console.print(
+        f"targets: {', '.join(f'{kind} {target}' for kind, target in TARGETS.items())}", highlight=False
+    )
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Drafts that are checked in one step: several tokens for little more than one costs, where they are right.
+
+A step reads the next token and some drafts after it; each row of logits says what really follows.  Tokens are drawn
+from these rows one after another exactly as without drafts, from the same random numbers, with the same penalties and
+grammar, for as long as the token drawn is the draft that the next row was computed for.  So text and probabilities
+are the same token for token, whoever drafts: a draft that is wrong is never used, and leaves no trace in the session.
+
+Where drafts do not pay, a step costs what it costs without them.  A drafter that takes time is closed: nothing is
+asked of it until it is tried again for a few steps, and every trial in vain doubles the time to the next one.  An
+answer for which nobody has had a draft for a while rests: of the next few steps nobody takes notice.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.backend.state import DRAFTS
+from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
+from penstock.engine.gate import Chances, StepCosts, best_depth
+from penstock.engine.session import Session
+from penstock.engine.step_watch import Spent
+from penstock.engine.steps import Generation, Step
+
+MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
+UNKNOWN: Final = 3  # trials at the beginning, and steps between them
+SHORTEST, LONGEST = 64, 1024  # steps between later ones
+WARM: Final = 16  # steps before a trial from which on a drafter keeps up
+TRIED: Final = 4  # steps of a trial, as long as its drafts are right
+RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
+ANCHORED: Final = 24  # steps with drafts in a row, then one without: what that costs must be known
+SLOWLY: Final = 0.05  # share of a new duration in the one to expect
+
+
+class Record:
+    """What is known of a drafter, whoever it drafts for."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.most = name, MOST[name]
+        self.seconds = 0.0  # of one draft
+        self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
+        self.open = False  # it promised a gain when it was last looked at
+        self.keeps_up = True
+        self.idle = self.trials = (
+            0  # steps since it was last used, and how often it was tried without a promise
+        )
+        self.patience = UNKNOWN  # steps until it is tried
+        self.trying = 0  # steps that are left of a trial
+
+    def begin_trial(self) -> None:
+        self.trials += 1
+        self.trying = TRIED
+        self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
+
+    def took(self, drafts: int, seconds: float) -> None:
+        each = seconds / max(1, drafts)
+        known = self.seconds
+        self.seconds = known + SLOWLY * (min(each, 3 * known) - known) if known else each
+
+
+class Speculation:
+    """What an engine has learned about drafts: whose are right how often, and what they cost."""
+
+    def __init__(self, drafters: Sequence[str]):
+        self.records = {name: Record(name) for name in drafters}
+        self.costs, self.chances = StepCosts(), Chances()
+        self.in_a_row = 0  # steps with drafts
+        self.steps = self.drafting_steps = self.explored = self.tokens = 0
+        # Of all steps with drafting, and what their tokens would have taken.
+        self.seconds = self.plain_seconds = 0.0
+        self.drafting = 0.0  # seconds spent on drafts for the step to come
+        self.is_first = (
+            False  # of a trial: code and memory are not at hand yet, so that it says little about costs
+        )
+
+    def begin(self) -> "Speculator":
+        """For an answer."""
+        makers: dict[str, type[Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
+        return Speculator(self, [(makers[name](), record) for name, record in self.records.items()])
+
+    def told(self, sequences: int, rows: int, tokens: int, spent: Spent) -> None:
+        """A step of nothing but answers: how many, its rows, and the tokens that came of it."""
+        if not self.is_first:
+            self.costs.told(rows, *spent)
+        self.is_first = False
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += spent.seconds + self.drafting
+        self.drafting = 0.0
+        if rows > sequences:
+            self.plain_seconds += tokens / sequences * self.costs.at(sequences)
+            self.in_a_row += 1
+            self.drafting_steps += 1
+        else:
+            self.plain_seconds += spent.seconds
+            self.in_a_row = 0
+
+    def rested(self, steps: int) -> None:
+        """Steps of which nobody took notice."""
+        seconds = steps * self.costs.at(1)
+        self.steps += steps
+        self.tokens += steps
+        self.seconds += seconds
+        self.plain_seconds += seconds
+
+    def stats(self) -> dict[str, Any]:
+        costs = self.costs
+        return {
+            "drafters": list(self.records),
+            "steps": self.steps,
+            "steps_with_drafts": self.drafting_steps,
+            "steps_to_explore": self.explored,
+            "tokens": self.tokens,
+            "drafted": {name: list(each.drafted) for name, each in self.records.items()},
+            "accepted": {name: list(each.accepted) for name, each in self.records.items()},
+            "gain": self.plain_seconds / self.seconds if self.seconds else 1.0,
+            "saved_seconds": self.plain_seconds - self.seconds,
+            "step_seconds": costs.at(1),
+            "row_seconds": costs.at(2) - costs.at(1),
+            "row_fetched_bytes": costs.fetch.bytes_at(2) - costs.fetch.bytes_at(1),
+            "draft_seconds": {name: each.seconds for name, each in self.records.items()},
+        }
+
+
+class Speculator:
+    """One answer's drafts.  awake: what the next step takes and gives is wanted here (`told`, `judged`)"""
+
+    def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
+        self._shared, self._drafters = shared, drafters
+        self._pending: tuple[Drafter, Record, list[Draft]] | None = None
+        self.awake = True
+        self._rest = self._rested = 0  # steps to rest, and how many of these there were
+        self._in_vain = 0  # looks without a draft, since the last one
+        self._known = 0  # tokens that the drafters know
+
+    def propose(self, session: Session, token: int, rows: int) -> list[int]:
+        """Drafts after `token`, which is certain and which the session has not read yet, that are worth a place in a
+        step which has so many rows without them."""
+        self.awake = self._rested >= self._rest
+        if not self.awake:
+            self._rested += 1
+            return []
+        tokens = [*session.tokens_from(self._known), token]
+        self._known += len(tokens)
+        for drafter, record in self._drafters:
+            drafter.push(tokens)
+            record.idle += 1 + self._rested
+            if not record.keeps_up and record.idle > record.patience - WARM:
+                self._keep_up(session, drafter, record, True)
+        self._shared.rested(self._rested)
+        found = self._found(session, token, rows)
+        self._in_vain = 0 if found else self._in_vain + 1
+        self._rested = 0
+        self._rest = next((steps for vain, steps in RESTS if self._in_vain > vain), 0)
+        return found
+
+    def _found(self, session: Session, token: int, rows: int) -> list[int]:
+        shared = self._shared
+        if shared.in_a_row >= ANCHORED:
+            shared.in_a_row = 0
+            return []
+        best: tuple[float, Drafter, Record, list[Draft], int] | None = None
+        for drafter, record in self._drafters:
+            drafts: list[Draft] = []
+            if drafter.free:
+                drafts = drafter.propose(session, token, record.most, 0.0)
+                if not drafts:
+                    continue
+            if not record.trying and record.idle > record.patience:
+                record.begin_trial()
+                shared.is_first = True
+            if record.trying:
+                drafts = self._tried(drafter, drafts, record, session, token, rows)
+                return self._taken(drafter, record, drafts)
+            if record.open or drafter.free:
+                room = session.engine.stepper.draft_room(rows, session.position + 1)
+                chances = self._chances(record, drafts, min(record.most, room))
+                depth, gain = best_depth(chances, rows, shared.costs, record.seconds)
+                if record.open != bool(depth):
+                    self._turn(session, drafter, record, bool(depth))
+                if depth and (best is None or gain > best[0]):
+                    best = (gain, drafter, record, drafts, depth)
+        if best is None:
+            return []
+        _, drafter, record, drafts, depth = best
+        if not drafter.free:
+            drafts = self._ask(drafter, record, session, token, rows, depth)
+        return self._taken(drafter, record, drafts[:depth])
+
+    def _taken(self, drafter: Drafter, record: Record, drafts: list[Draft]) -> list[int]:
+        record.idle = 0
+        self._pending = (drafter, record, drafts) if drafts else None
+        return [draft.token for draft in drafts]
+
+    def _turn(self, session: Session, drafter: Drafter, record: Record, is_open: bool) -> None:
+        record.open = is_open
+        if is_open:
+            record.patience = SHORTEST
+        self._keep_up(session, drafter, record, is_open or record.patience <= WARM)
+
+    def _keep_up(self, session: Session, drafter: Drafter, record: Record, wanted: bool) -> None:
+        record.keeps_up = wanted
+        drafter.keep_up(session, wanted)
+
+    def _tried(
+        self, drafter: Drafter, drafts: list[Draft], record: Record, session: Session, token: int, rows: int
+    ) -> list[Draft]:
+        """A single draft tells whether it is worth more."""
+        if session.engine.stepper.draft_room(rows, session.position + 1) == 0:
+            return []
+        self._shared.explored += 1
+        if not drafter.free:
+            # What has waited since the last time is not this draft's cost.
+            session.engine.loader.settle(session.state.slot)
+            drafts = self._timed(drafter, record, session, token, 1, 0.0)
+        return drafts[:1]
+
+    def _ask(
+        self, drafter: Drafter, record: Record, session: Session, token: int, rows: int, depth: int
+    ) -> list[Draft]:
+        """Drafts that cost time; those that turn out to be unlikely are left out."""
+        costs = self._shared.costs
+        row = costs.at(rows + 1) - costs.at(rows)
+        each = costs.at(rows) / rows  # what a token costs otherwise
+        drafts = self._timed(drafter, record, session, token, depth, row / each if each else 0.0)
+        # What they cost is spent by now.
+        return drafts[: best_depth(self._chances(record, drafts, len(drafts)), rows, costs)[0]]
+
+    def _timed(
+        self, drafter: Drafter, record: Record, session: Session, token: int, most: int, least: float
+    ) -> list[Draft]:
+        begin = time.perf_counter()
+        drafts = drafter.propose(session, token, most, least)
+        seconds = time.perf_counter() - begin
+        record.took(len(drafts), seconds)
+        self._shared.drafting += seconds
+        return drafts
+
+    def _chances(self, record: Record, drafts: Sequence[Draft], most: int) -> list[float]:
+        sure = [draft.sure for draft in drafts[:most]] or [-1] * most
+        return [self._shared.chances.of(record.name, place, each) for place, each in enumerate(sure)]
+
+    def judged(self, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
+        """What the step really gave: drafts that were right, and the token after them.  Says how many drafts there
+        were, and how many of them were right."""
+        if self._pending is None:
+            return 0, 0
+        (drafter, record, drafts), self._pending, accepted = self._pending, None, 0
+        for place, draft in enumerate(drafts):
+            record.drafted[place] += 1
+            if place < len(tokens):  # those after a wrong one were never looked at
+                right = draft.token == tokens[place]
+                self._shared.chances.told(record.name, place, draft.sure, right)
+                record.accepted[place] += right
+                accepted += right
+        if record.trying:
+            record.trying = record.trying - 1 if accepted else 0
+            if not record.trying:
+                chances = self._chances(record, [], 1)
+                depth, _ = best_depth(chances, 1, self._shared.costs, record.seconds)
+                self._turn(session, drafter, record, bool(depth))
+        return len(drafts), accepted
+
+
+def verify(
+    generation: Generation, ids: Sequence[int], logits: NDArray[np.float32], position: int
+) -> Iterator[Step]:
+    """The tokens that follow: one for ids[0], which is certain, and one for every draft that was right.
+
+    ids: what the step read, from `position` on; logits [len(ids), vocab]
+    """
+    for place, row in enumerate(logits):
+        step = generation.next(row, position + place + 1)
+        yield step
+        if step.finish_reason is not None or ids[place + 1 : place + 2] != [step.token]:
+            return
