@@ -38,13 +38,12 @@ class AnswerStats:
         """Seconds for the others."""
         return self.last - (self.first or self.last)
 
-    def drafts(self) -> tuple[int, int]:
-        """Tokens that were guessed for this answer, and those that were right."""
+    def drafts(self, now: dict[str, Any]) -> tuple[int, int]:
+        """Tokens that were guessed for this answer, and those that were right, by what the engine says now."""
 
         def total(stats: dict[str, Any], name: str) -> int:
             return sum(map(sum, stats.get("draft", {}).get(name, {}).values()))
 
-        now = self._engine.stats()
         drafted, accepted = (total(now, name) - total(self._before, name) for name in ("drafted", "accepted"))
         return drafted, accepted
 
@@ -64,7 +63,7 @@ class AnswerStats:
             f"decode {_speed(self.tokens - 1, self.decode)}",
         ]
         after = self._engine.stats()
-        drafted, accepted = self.drafts()
+        drafted, accepted = self.drafts(after)
         if drafted:
             parts.append(f"drafts {accepted / drafted:.0%} right")
         if "hits" in after:

@@ -62,7 +62,7 @@ def generate(model: Path | None, chosen: EngineOptions, asked: Asked, stats: boo
                 display.finish()
         end = ending(prompt.turn, len(steps), asked.max_tokens, engine.context)
         if as_json:
-            report = _report(prompt, steps, loaded, timing)
+            report = _report(prompt, steps, loaded, timing, timing.drafts(engine.stats()))
             if stats:
                 report["storage"] = engine.stats()
             print(json.dumps(report, ensure_ascii=False))
@@ -110,7 +110,9 @@ def _raw_prompt(engine: Engine, asked: Asked) -> _Prompt:
     return _Prompt(ids, asked.sampling, turn, push)
 
 
-def _report(prompt: _Prompt, steps: list[Step], load: float, timing: AnswerStats) -> dict[str, Any]:
+def _report(
+    prompt: _Prompt, steps: list[Step], load: float, timing: AnswerStats, drafts: tuple[int, int]
+) -> dict[str, Any]:
     tokens = [
         {
             "token": step.token,
@@ -121,7 +123,7 @@ def _report(prompt: _Prompt, steps: list[Step], load: float, timing: AnswerStats
         for step in steps
     ]
     turn, prefill, decode = prompt.turn, timing.prefill, timing.decode
-    drafted, accepted = timing.drafts()
+    drafted, accepted = drafts
     return {
         "text": "".join(turn.content),
         **({"reasoning": "".join(turn.reasoning)} if turn.reasoning else {}),

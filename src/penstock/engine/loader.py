@@ -43,11 +43,13 @@ class Loader:
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
         self.drafts = options.draft in ("mtp", "ngram") or options.may_draft
-        if isinstance(self.backend, DeviceBackend):
-            self._leave_drafts()
+        if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
+            # Nobody drafts where the next step begins before its token is known.
+            self.drafts, self.checkpoint = False, checkpoint.without_draft()
+            self.part = self.checkpoint
         self.plan, self.context = self._make_plan()
-        if self.plan.mode == "direct" and self.machines is None and self._leave_drafts():
-            self.plan, self.context = self._make_plan()
+        if self.plan.mode == "direct" and options.draft == "auto":
+            self.drafts = False  # experts that come from disk: a wrong guess would read them for nothing
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
             self.states = self.backend.states(self.layout)
@@ -62,15 +64,6 @@ class Loader:
         self.runner: Runner | None = None  # while they are in memory
         self._crowded = False  # sessions need more than any plan has
         self._closed = False
-
-    def _leave_drafts(self) -> bool:
-        """Whether "auto" had drafts in mind.  It has none on a device, where the next step begins before its token is
-        known, and none where experts come from disk: a wrong guess reads experts for nothing."""
-        if self.options.draft != "auto" or not self.drafts:
-            return False
-        self.drafts = False
-        self.checkpoint = self.part = self.checkpoint.without_draft()
-        return True
 
     def _make_plan(self, chunk: int | None = None) -> tuple[Plan, int]:
         return make_engine_plan(self.part, self.options, self.backend, self.options.context, chunk=chunk)
