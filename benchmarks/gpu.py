@@ -28,8 +28,8 @@ from rich.console import Console
 from benchmarks import gpu_profile
 from benchmarks.gpu_server import served
 from penstock import Engine
-from penstock.backend.base import DeviceBackend
 from penstock.backend.cuda.profile import record
+from penstock.backend.device import DeviceBackend
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation

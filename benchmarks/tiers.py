@@ -27,7 +27,7 @@ import numpy as np
 
 from penstock import Engine
 from penstock.backend import open_backend
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.engine.sampling import Sampling

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import penstock
-from penstock.backend.base import KernelTime
+from penstock.backend.device import KernelTime
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.plot import draw, short
 from penstock.bench.report import Report, summarise

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.backend import open_backend
-from penstock.backend.base import DeviceSpeeds
+from penstock.backend.device import DeviceSpeeds
 from penstock.bench.verdict import judge_model
 from penstock.cli import doctor
 from penstock.cli.doctor import Status

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.backend.base import DeviceSpeeds
+from penstock.backend.device import DeviceSpeeds
 from penstock.cli import plan
 from penstock.cli.main import app
 from penstock.engine.engine import Engine

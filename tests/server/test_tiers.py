@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from penstock.backend.base import ExpertSeconds
+from penstock.backend.device import ExpertSeconds
 from penstock.engine.sampling import Sampling
 from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings

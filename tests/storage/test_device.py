@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backend.base import Bytes, DeviceBackend, DeviceSpeeds, ExpertStack, KernelTime, SlicedWeight
+from penstock.backend.base import Bytes, ExpertStack, SlicedWeight
+from penstock.backend.device import DeviceBackend, DeviceSpeeds, KernelTime
 from penstock.backend.state import StateLayout, StatePool
 from penstock.errors import BudgetError
 from penstock.pocket import pocket_path

@@ -6,7 +6,7 @@ bytes each of these takes.  The model describes; the backend computes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from penstock.backend.state import StateLayout, StatePool
 from penstock.errors import OptionError
-from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -321,161 +320,3 @@ class Backend(ABC):
     @abstractmethod
     def deepseek_v4(self) -> "type[deepseek_v4.Ops]":
         """The ops of that architecture; called with this backend and the sequences' memory."""
-
-
-class ExpertSeconds(NamedTuple):
-    """Measured, of one expert."""
-
-    link: float  # to be copied to the device
-    host: tuple[
-        float, ...
-    ]  # to be computed by the host, by the rows that need it: as many as `HOST_ROWS` says
-
-
-HOST_ROWS = (1, 4, 16)
-
-
-class HostShare(ABC):
-    """The host's share of a layer's experts, between arrays that stay where they are."""
-
-    @abstractmethod
-    def run(self, tables: Iterable[ExpertTable], rows: int, once: bool = False) -> bool:
-        """Σ weight · expert(x) of the first rows over the experts of the tables, in ascending order of id, whatever
-        comes when.  False: there was nothing to compute, and the output is as it was.
-        once: there is one table at most"""
-
-
-class HostBackend(Backend):
-    """The host's processors, beside a device that has some of the experts."""
-
-    @abstractmethod
-    def share(
-        self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
-    ) -> HostShare:
-        """x, out [rows, hidden], ids, weights [rows, count], all contiguous."""
-
-    @abstractmethod
-    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
-        """What computes a few of the experts at a time, all for so many rows: to be measured."""
-
-    @property
-    @abstractmethod
-    def together(self) -> int:
-        """How many each of `expert_work` computes."""
-
-
-class DeviceSpeeds(NamedTuple):
-    """Bytes per second, measured."""
-
-    memory: float  # reading the device's own
-    from_host: float  # copying to it
-
-
-class KernelTime(NamedTuple):
-    """What a device did under one name."""
-
-    name: str
-    launches: int
-    seconds: float
-
-
-class DeviceBackend(Backend):
-    """A device with memory of its own, to which all weights are copied."""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """The device in a few words."""
-
-    @abstractmethod
-    def speeds(self) -> DeviceSpeeds: ...
-
-    @abstractmethod
-    def profile(self, work: Callable[[], object]) -> list[KernelTime]:
-        """The device's time for `work` by kernel, most first; together all the time from its first to its last."""
-
-    @abstractmethod
-    def stats(self) -> dict[str, Any]:
-        """The device's name, its memory as its driver counts it, and how steps were launched."""
-
-    @abstractmethod
-    def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> ExpertStack:
-        """Memory for a layer's experts, each (gate, up, down), of which a token uses so many."""
-
-    # ── where not all experts fit ─────────────────────────────────────────────────────────────────────────
-
-    @property
-    @abstractmethod
-    def beside(self) -> HostBackend:
-        """The host's processors, which compute what the device does not."""
-
-    @abstractmethod
-    def end_long_steps(self) -> None:
-        """Steps of many rows are over: what they worked with goes back to the system."""
-
-    @abstractmethod
-    def slot_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int | None:
-        """Device memory of one expert in a slot; None where such experts cannot come and go."""
-
-    @abstractmethod
-    def slot_step(self, expert: Sequence[TensorInfo]) -> int:
-        """Slots whose memory comes and goes together."""
-
-    @abstractmethod
-    def bringing_bytes(self, experts: Sequence[Sequence[TensorInfo]]) -> int:
-        """Device memory that copies pass through on their way to slots."""
-
-    @abstractmethod
-    def expert_slots(self, experts: Sequence[Sequence[TensorInfo]], count: int, used: int) -> ExpertSlots: ...
-
-    @abstractmethod
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
-        """What one of these takes, the host's own; they are brought to the first slots, which nobody uses yet."""
-
-    @abstractmethod
-    def pin(self, memory: Bytes) -> bool:
-        """Makes copies from this memory as fast as they can be, until `unpin`.  False: it cannot be done."""
-
-    @abstractmethod
-    def unpin(self, memory: Bytes) -> None: ...
-
-    # ── loading ───────────────────────────────────────────────────────────────────────────────────────────
-
-    @abstractmethod
-    def staging(self, nbytes: int) -> Bytes:
-        """Host memory that copies to the device start from."""
-
-    @abstractmethod
-    def fence(self) -> Callable[[], None]:
-        """What waits until all copies so far have been made."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Gives device memory that nobody uses any more back to the system."""
-
-    @abstractmethod
-    def limit(self, states: StatePool, nbytes: int) -> None:
-        """Sequences may take so much of the device's memory together."""
-
-    # ── before anything is loaded ─────────────────────────────────────────────────────────────────────────
-
-    @abstractmethod
-    def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
-        """Most rows of a step of this model, with these experts in a layer."""
-
-    @property
-    @abstractmethod
-    def free_bytes(self) -> int:
-        """Of the device's memory, what this process has or could have."""
-
-    @abstractmethod
-    def weight_bytes(self, info: TensorInfo) -> int:
-        """Device memory of a matrix outside of the routed experts."""
-
-    @abstractmethod
-    def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
-        """Device memory of a layer's experts."""
-
-    @abstractmethod
-    def state_bytes(self, layout: StateLayout, position: int) -> int:
-        """Device memory of a sequence that has read so many tokens."""

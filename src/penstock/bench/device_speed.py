@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.storage.plan import Plan
 
 

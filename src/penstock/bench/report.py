@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from penstock.backend.base import KernelTime
+from penstock.backend.device import KernelTime
 from penstock.backend.state import DTYPES
 from penstock.bench.sweep import Timing, Trial
 from penstock.bench.traffic import Part, state_bytes, weight_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.backend.base import DeviceBackend, KernelTime
+from penstock.backend.device import DeviceBackend, KernelTime
 from penstock.bench.stopwatch import Stopwatch, watching
 from penstock.bench.traffic import Part
 from penstock.engine.engine import Engine

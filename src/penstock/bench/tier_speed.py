@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from math import comb
 from typing import Any, Final, NamedTuple
 
-from penstock.backend.base import HOST_ROWS, DeviceBackend
+from penstock.backend.device import HOST_ROWS, DeviceBackend
 from penstock.bench.costs import fingerprint, kernel_costs
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.storage.plan import Plan

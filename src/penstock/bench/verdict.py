@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.backend.base import Backend, DeviceBackend
+from penstock.backend.base import Backend
+from penstock.backend.device import DeviceBackend
 from penstock.bench.device_speed import expect_on_device
 from penstock.bench.expected import Expected, expect_here
 from penstock.bench.tier_speed import InTiers, expect_in_tiers

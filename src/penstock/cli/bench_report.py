@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.frontiers import fit_frontiers
 from penstock.bench.plot import draw, short

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.backend import open_backend
-from penstock.backend.base import DeviceBackend, DeviceSpeeds
+from penstock.backend.device import DeviceBackend, DeviceSpeeds
 from penstock.bench.verdict import Verdict, judge_model
 from penstock.cli.inspect import describe
 from penstock.engine.options import EngineOptions

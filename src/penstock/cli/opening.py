@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.bench.tier_speed import expect_with
 from penstock.cli import options
 from penstock.engine.engine import Engine

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backend import open_backend
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.bench.budgets import COLUMNS, budgets
 from penstock.bench.device_speed import OnDevice, expect_on_device
 from penstock.bench.expected import Expected, expect_here

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from penstock.backend.base import HOST_ROWS
+from penstock.backend.device import HOST_ROWS
 from penstock.cli.trace import read_requests
 from penstock.errors import OptionError
 from penstock.sizes import parse_size, size

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from penstock.backend.base import Backend, DeviceBackend
+from penstock.backend.base import Backend
+from penstock.backend.device import DeviceBackend
 from penstock.backend.state import StateLayout, StatePool
 from penstock.cluster.agreement import Terms
 from penstock.cluster.head import Head

@@ -5,7 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.backend.base import Backend, DeviceBackend, Logits
+from penstock.backend.base import Backend, Logits
+from penstock.backend.device import DeviceBackend
 from penstock.backend.state import StatePool
 from penstock.engine.answer import answer
 from penstock.engine.loader import Loader

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import penstock.cluster
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
 from penstock.engine.runner import Loading, LocalRunner, Runner

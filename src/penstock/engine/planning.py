@@ -4,7 +4,8 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from penstock.backend import open_backend
-from penstock.backend.base import Backend, DeviceBackend
+from penstock.backend.base import Backend
+from penstock.backend.device import DeviceBackend
 from penstock.backend.state import StateLayout
 from penstock.engine.options import EngineOptions
 from penstock.errors import BudgetError, OptionError, PenstockError

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from penstock.backend.base import Array, Bytes, DeviceBackend, DeviceWeight, ExpertStack, SlicedWeight
+from penstock.backend.base import Array, Bytes, DeviceWeight, ExpertStack, SlicedWeight
+from penstock.backend.device import DeviceBackend
 from penstock.storage.bundle import Bundle
 from penstock.storage.dense import HEAD, DenseWeights
 from penstock.storage.reader import Reader

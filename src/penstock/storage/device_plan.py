@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.errors import BudgetError
 from penstock.sizes import write_amount
 from penstock.storage.dense import HEAD

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.backend.base import Backend, DeviceBackend
+from penstock.backend.base import Backend
+from penstock.backend.device import DeviceBackend
 from penstock.errors import OptionError
 from penstock.machine.memory import read_memory
 from penstock.storage.cache import make_cache

@@ -11,20 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import (
-    Bytes,
-    DeviceBackend,
-    DeviceSpeeds,
-    DividedLease,
-    ExpertSeconds,
-    ExpertSlots,
-    HostExpert,
-    KernelTime,
-)
+from penstock.backend.base import Bytes, DividedLease, ExpertSlots, HostExpert
 from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.cpu.deepseek_v4.ops import CpuOps
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight
+from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, KernelTime
 from penstock.backend.state import StateLayout, StatePool
 from penstock.engine import loader
 from penstock.engine.engine import Engine

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import DeviceExpert, DeviceWeight, HostBackend, HostExpert, Observer, Vector
+from penstock.backend.base import DeviceExpert, DeviceWeight, HostExpert, Observer, Vector
 from penstock.backend.cpu.host_share import CpuShare, expert_work
 from penstock.backend.cpu.low_precision import round_expert
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.sampling import CpuSampling
 from penstock.backend.cpu.states import CpuStates
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight, check_decoding
+from penstock.backend.device import HostBackend
 from penstock.backend.state import StateLayout
 from penstock.weights.tensor import TensorInfo
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import ExpertTable, HostShare, Vector
+from penstock.backend.base import ExpertTable, Vector
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable
+from penstock.backend.device import HostShare
 from penstock.native.library import native
 
 

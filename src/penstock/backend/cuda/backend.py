@@ -10,16 +10,11 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import (
     Bytes,
-    DeviceBackend,
     DeviceExpert,
-    DeviceSpeeds,
     DeviceWeight,
-    ExpertSeconds,
     ExpertSlots,
     ExpertTable,
-    HostBackend,
     HostExpert,
-    KernelTime,
     Sampling,
 )
 from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
@@ -40,6 +35,7 @@ from penstock.backend.cuda.prefill_products import prepare
 from penstock.backend.cuda.sample import CudaSampling
 from penstock.backend.cuda.slots import CudaExpertSlots, slot_sizes, slot_step, staged_bytes
 from penstock.backend.cuda.states import CudaStates, SlotLayout
+from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HostBackend, KernelTime
 from penstock.backend.state import StateLayout, StatePool
 from penstock.machine.gpu import read_gpu_memory
 from penstock.weights.config import ModelConfig

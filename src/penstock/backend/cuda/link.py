@@ -7,8 +7,9 @@ from statistics import median
 
 import torch
 
-from penstock.backend.base import HOST_ROWS, Bytes, ExpertSeconds, ExpertSlots, HostBackend, HostExpert
+from penstock.backend.base import Bytes, ExpertSlots, HostExpert
 from penstock.backend.cuda.device import driver
+from penstock.backend.device import HOST_ROWS, ExpertSeconds, HostBackend
 
 _READ_ONLY, _PORTABLE = 8, 1  # CU_MEMHOSTREGISTER_…
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity
 
-from penstock.backend.base import KernelTime
+from penstock.backend.device import KernelTime
 
 IDLE: Final = "(nothing)"
 

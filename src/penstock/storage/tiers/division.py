@@ -5,7 +5,7 @@ Only arithmetic with measured times.  Nothing depends on a clock, so a replay di
 
 from typing import Final, NamedTuple
 
-from penstock.backend.base import HOST_ROWS, ExpertSeconds
+from penstock.backend.device import HOST_ROWS, ExpertSeconds
 
 ISSUE: Final = 12e-6  # seconds of the host to ask for a copy, before it begins to compute itself
 

@@ -4,7 +4,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from penstock.backend.base import Bytes, DeviceBackend
+from penstock.backend.base import Bytes
+from penstock.backend.device import DeviceBackend
 from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.device import expert_infos

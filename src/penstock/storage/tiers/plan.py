@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.backend.base import DeviceBackend
+from penstock.backend.device import DeviceBackend
 from penstock.errors import BudgetError
 from penstock.machine.disk import IN_MEMORY, find_disk
 from penstock.machine.memory import Memory

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import DividedLease, HostBackend, HostShare
+from penstock.backend.base import DividedLease
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, padded, run
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.exchange import Exchange, Receive, Send
@@ -17,6 +17,7 @@ from penstock.backend.cuda.prefill_experts import Groups, combine
 from penstock.backend.cuda.prefill_products import MOST, HalfRows, Items, multiply, multiply_swiglu
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.slots import CudaExpertSlots
+from penstock.backend.device import HostBackend, HostShare
 from penstock.weights import types
 
 if TYPE_CHECKING:

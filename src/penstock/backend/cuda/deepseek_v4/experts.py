@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import DividedLease, ExpertLease, HostBackend
+from penstock.backend.base import DividedLease, ExpertLease
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.divided import Add, Divided, divided_forms, run_waves
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
@@ -21,6 +21,7 @@ from penstock.backend.cuda.prefill_experts import Groups, run_experts
 from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_swiglu, prepare
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.slots import CudaExpertSlots
+from penstock.backend.device import HostBackend
 from penstock.weights import types
 
 
