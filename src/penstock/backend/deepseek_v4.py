@@ -6,9 +6,9 @@ row's result.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from penstock.backend.base import (
     DeviceExpert,
     DeviceWeight,
     ExpertLease,
+    ExpertTable,
     Logits,
     Vector,
 )
@@ -229,6 +230,43 @@ class Join(ABC):
         """streams [rows, n, hidden], embedded [rows, hidden] → [rows, n, hidden]"""
 
 
+class DraftParts(NamedTuple):
+    """The ops of a draft block."""
+
+    embedding: Embedding
+    join: Join
+    attention_hyper: Hyper
+    attention: Attention
+    experts_hyper: Hyper
+    router: Router
+    experts: Experts
+    head: Head
+
+
+class Guesses(NamedTuple):
+    found: list[tuple[int, float]]  # tokens, and how likely each is
+    ids: NDArray[np.int64]  # [guesses, count]: the experts that ran
+
+
+class Guesser(ABC):
+    @abstractmethod
+    def run(
+        self,
+        slot: int,
+        first: int,
+        streams: Array,
+        tokens: Sequence[int],
+        most: int,
+        least: float,
+        table: ExpertTable,
+        output: DeviceWeight,
+    ) -> Guesses:
+        """Pairs of streams [pairs, n, hidden] and the tokens after them go into the block's window from position
+        `first` on.  After the last at most `most` tokens are guessed, each from the one before and its streams, until
+        all together are less likely than `least`.  What the ops of the block give one by one, in one go; table: all
+        of its experts; output: the whole output matrix."""
+
+
 class Ops(ABC):
     """Makes the ops of a model's blocks, and what they share in a step.
 
@@ -295,6 +333,11 @@ class Ops(ABC):
     @abstractmethod
     def kept_streams(self, series: int, slot: int, first: int, count: int = 1) -> Array:
         """The streams of `count` positions from `first` on → [count, n, hidden]"""
+
+    def guesser(self, parts: DraftParts) -> Guesser | None:
+        """For a draft block of these ops, if a device has one."""
+        del parts
+        return None
 
     def holds(self, slot: int) -> bool:
         """Whether there is still a sequence in this slot.  Where draft blocks may come `late`."""

@@ -1,6 +1,7 @@
 // What the Python side asks before it trusts this library.
 #include <cstring>
 
+#include "draft.h"
 #include "hyper.h"
 #include "reader.h"
 #include "router.h"
@@ -25,7 +26,8 @@ i64 find(const Named (&list)[N], const char* name) {
 
 constexpr Named STRUCTS[] = {
     PS_SIZE(ps_attention),      PS_SIZE(ps_attention_call), PS_SIZE(ps_attention_layer),
-    PS_SIZE(ps_compressor),     PS_SIZE(ps_compressor_state), PS_SIZE(ps_expert),
+    PS_SIZE(ps_compressor),     PS_SIZE(ps_compressor_state), PS_SIZE(ps_draft),
+    PS_SIZE(ps_expert),
     PS_SIZE(ps_head),           PS_SIZE(ps_hyper),          PS_SIZE(ps_index),
     PS_SIZE(ps_keys),           PS_SIZE(ps_outcome),        PS_SIZE(ps_output),
     PS_SIZE(ps_piece),          PS_SIZE(ps_projections),    PS_SIZE(ps_queries),
@@ -38,7 +40,7 @@ constexpr Named LIMITS[] = {{"streams", MAX_STREAMS}, {"projections", MAX_PROJEC
 }  // namespace
 
 // Raised whenever the signature or meaning of an entry point changes; the Python side refuses any other number.
-PS_EXPORT std::int32_t ps_abi_version() { return 4; }
+PS_EXPORT std::int32_t ps_abi_version() { return 5; }
 
 // Bytes of a struct that entry points take, by its name here; 0: there is none of that name.
 PS_EXPORT i64 ps_struct_size(const char* name) { return find(STRUCTS, name); }

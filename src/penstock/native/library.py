@@ -11,7 +11,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.native.structs import MIRRORED
 
-ABI: Final = 4
+ABI: Final = 5
 NAME: Final = f"libpenstock_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 HOW_TO_BUILD: Final = (
@@ -43,6 +43,9 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_expert_sum": (None, _p, _p, _n, _n, _n, _p, _n, _p, _n),
     "ps_round_fp8": (None, _p, _n, _n, _n, _n),
     "ps_head_input": (None, _p, _p, _n, _p, _n),
+    # a draft block
+    "ps_draft_floats": (c_int64, _p, _n, _n),
+    "ps_draft_run": (c_int64, _p, _p, _n, _p, _p, _p, _p, _n, _n, _f, _p, _p, _p, _p, _n),
     # sampling
     "ps_logits_top": (c_int64, _p, _n, _p),
     "ps_logits_weights": (c_double, _p, _n, _f, _f, _p, _n),

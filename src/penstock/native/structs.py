@@ -155,6 +155,19 @@ class Router(Structure):
     )
 
 
+class Draft(Structure):
+    """ps_draft of draft.h"""
+
+    _fields_ = (
+        *_fields(
+            c_void_p, "embedding", "embedding_norm", "stream_norm", "both", "of_embedding", "of_streams"
+        ),
+        *_fields(c_void_p, "frequencies", "attention_hyper", "experts_hyper", "attention", "kv", "keys"),
+        *_fields(c_void_p, "router", "shared", "head"),
+        *_fields(c_float, "limit", "shared_limit", "eps"),
+    )
+
+
 class StepSizes(Structure):
     """ps_step_sizes of step_bytes.h: the shapes that decide how much memory a step takes"""
 
@@ -203,6 +216,7 @@ MIRRORED: dict[str, type[Structure]] = {
     "ps_compressor_state": CompressorState,
     "ps_sequence_state": SequenceState,
     "ps_router": Router,
+    "ps_draft": Draft,
     "ps_step_sizes": StepSizes,
     "ps_piece": Piece,
     "ps_outcome": Outcome,

@@ -63,6 +63,10 @@ class DenseWeights:
         assert self._head is not None
         yield self._head
 
+    def whole_head(self) -> DeviceWeight | None:
+        """The output matrix, where it is always at hand."""
+        return self._head
+
     def stats(self) -> dict[str, float]:
         return {}
 
@@ -195,6 +199,9 @@ class LoadedDense(DenseWeights):
             self._begin(self.order[(at + number) % len(self.order)], number)
 
     # ── the output matrix in slices ───────────────────────────────────────────────────────────────────────
+
+    def whole_head(self) -> DeviceWeight | None:
+        return None if self.slice_head else super().whole_head()
 
     def head(self) -> Iterator[DeviceWeight]:
         if not self.slice_head:

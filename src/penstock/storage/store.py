@@ -56,6 +56,14 @@ class ExpertStore(ABC):
     def guess(self, block: str, ids: NDArray[np.int64]) -> None:  # noqa: B027
         """The block will perhaps be asked for these experts."""
 
+    def whole(self, block: str) -> ExpertTable | None:
+        """All experts of a block, where they are always at hand; whoever runs some says so (`used`)."""
+        del block
+        return None
+
+    def used(self, block: str, ids: NDArray[np.int64]) -> None:  # noqa: B027
+        """The block has run these experts of the `whole`."""
+
     def map(self) -> ExpertMap | None:
         """Which experts are in memory and how much they are used, if the store knows.  Waits for nobody."""
         return None
@@ -90,13 +98,25 @@ class MappedExperts(ExpertStore):
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
         del following  # nothing is ever on its way here
-        numbers, described = self.backend.host(ids), self._described[block]
+        numbers = self.backend.host(ids)
+        self._describe(block, numbers)
+        self.heat.use(block, numbers)
+        return self._leases[block]
+
+    def whole(self, block: str) -> ExpertTable:
+        if not self._described[block].all():
+            self._describe(block, np.arange(len(self._described[block])))
+        return self._leases[block].table
+
+    def used(self, block: str, ids: NDArray[np.int64]) -> None:
+        self.heat.use(block, ids)
+
+    def _describe(self, block: str, numbers: NDArray[np.int64]) -> None:
+        described = self._described[block]
         if not described[numbers].all():
             for number in np.unique(numbers[~described[numbers]]).tolist():
                 self._leases[block].table.put(number, self._expert(block, number))
                 described[number] = True
-        self.heat.use(block, numbers)
-        return self._leases[block]
 
     def _expert(self, block: str, number: int) -> DeviceExpert:
         weights = [Weight(self.checkpoint.expert(block, number, part)) for part in PARTS]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import Array
+from penstock.backend.base import Array, DeviceWeight
 from penstock.backend.state import DRAFTS, StateLayout, Step
 from penstock.model.deepseek_v4.description import Description
 from penstock.model.deepseek_v4.state import DRAFT
@@ -56,6 +56,12 @@ class DraftBlock:
         self.ops, self.layer, self.embedding, self.config = ops, layer, embedding, description.config
         self.join = ops.join(description.join(DRAFT))
         self.head = ops.head(description.head(f"{DRAFT}.hc_head", f"{DRAFT}.norm"))
+        self._guesser = ops.guesser(
+            v4.DraftParts(
+                *(embedding, self.join, layer.attention_hyper, layer.attention),
+                *(layer.experts_hyper, layer.router, layer.experts, self.head),
+            )
+        )
         self._blocks = range(block, block + 1)
         self._streams = next(n for n, each in enumerate(layout.series) if each.name == f"{DRAFT}.streams")
         spare = layout.capacity(layout.series[self._streams]) - FEW  # positions whose streams are still there
@@ -132,6 +138,13 @@ class DraftBlock:
     def forward(self, slot: int, position: int, token: int) -> Array:
         """The block's output streams [1, n, hidden] for the newest pair.  Changes nothing that counts: the pair's own
         row goes to the window's next place, where the coming step will put it again."""
+        first, tokens = self._newest(slot, position, token)
+        joined, batch = self._joined(slot, first, tokens)
+        streams = self.ops.repeat(batch, lambda _: self._through(joined, batch))
+        return self.ops.last(streams) if len(tokens) > 1 else streams
+
+    def _newest(self, slot: int, position: int, token: int) -> tuple[int, list[int]]:
+        """The newest pair, after those that wait: the position of the first, and the tokens that complete them."""
         first, tokens = position - 1, [token]
         if slot in self._waiting:
             waiting = self._waiting_at(slot, position)
@@ -142,9 +155,20 @@ class DraftBlock:
                 first, tokens = waiting.first, [*waiting.tokens, token]
                 waiting.first += len(waiting.tokens)
                 waiting.tokens.clear()
-        joined, batch = self._joined(slot, first, tokens)
-        streams = self.ops.repeat(batch, lambda _: self._through(joined, batch))
-        return self.ops.last(streams) if len(tokens) > 1 else streams
+        return first, tokens
+
+    def guesses(
+        self, slot: int, position: int, token: int, most: int, least: float, output: DeviceWeight
+    ) -> list[tuple[int, float]] | None:
+        """At most so many in a row, each with how likely it is; None where they have to be made one by one."""
+        table = None if self._guesser is None else self.layer.store.whole(self.layer.block)
+        if self._guesser is None or table is None:
+            return None
+        first, tokens = self._newest(slot, position, token)
+        streams = self.ops.kept_streams(self._streams, slot, first, len(tokens))
+        made = self._guesser.run(slot, first, streams, tokens, most, least, table, output)
+        self.layer.store.used(self.layer.block, made.ids)
+        return made.found
 
     def again(self, slot: int, position: int, token: int, streams: Array) -> Array:
         """The same for a guess of the block itself, whose own streams stand for the trunk's."""

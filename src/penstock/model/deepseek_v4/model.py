@@ -158,22 +158,33 @@ class DeepSeekV4(Architecture):
 
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         assert self.draft_block is not None
+        self.dense.enter(DRAFT)
+        output = self.dense.whole_head()
+        found = None
+        if output is not None:
+            found = self.draft_block.guesses(slot, position, token, most, least, output)
+        if found is None:
+            found = self._draft_one_by_one(self.draft_block, slot, position, token, most, least)
+        self.dense.leave(DRAFT)
+        return found
+
+    def _draft_one_by_one(
+        self, block: DraftBlock, slot: int, position: int, token: int, most: int, least: float
+    ) -> list[tuple[int, float]]:
         found: list[tuple[int, float]] = []
         streams, all_right = None, 1.0
-        self.dense.enter(DRAFT)
         while len(found) < min(most, DRAFTS) and all_right >= least:
             self.announce(np.array([token]))  # hash layers' experts can come meanwhile
             if streams is None:
-                streams = self.draft_block.forward(slot, position, token)
+                streams = block.forward(slot, position, token)
             else:
-                streams = self.draft_block.again(slot, position + len(found), token, streams)
-            logits = self.draft_block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
+                streams = block.again(slot, position + len(found), token, streams)
+            logits = block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
             row = np.asarray(logits)[0]
             token = int(row.argmax())
             chance = 1 / float(np.exp(row - row[token]).sum())
             all_right *= chance
             found.append((token, chance))
-        self.dense.leave(DRAFT)
         return found
 
     def keep_up(self, wanted: bool) -> None:

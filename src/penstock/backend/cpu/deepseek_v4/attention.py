@@ -73,7 +73,7 @@ class CpuAttention(v4.Attention):
         output = Described(structs.Output(out_a.address, self.out_b.address, spec.groups), out_a, self.out_b)
         compressors = (self.compressor, self.index_compressor)
         steps = (inputs, self.queries, self.keys, *compressors, attention, output)
-        self._described = Described(
+        self.described = Described(
             structs.AttentionLayer(
                 *(None if step is None else step.address for step in steps),
                 *((columns[6], indexer.topk) if indexer else (0, 0)),
@@ -142,7 +142,7 @@ class CpuAttention(v4.Attention):
         cos, sin = batch.rotations[id(self.spec.frequencies)]
         out = self._workspace.take("attention", batch.rows, self._hidden)
         native().ps_attention_layer_run(
-            *(self._described.address, batch.states(self.block), len(batch.sequences), x.address, batch.rows),
+            *(self.described.address, batch.states(self.block), len(batch.sequences), x.address, batch.rows),
             *(cos.address, sin.address, out.address, self._threads),
         )
         self._stage_window(batch)

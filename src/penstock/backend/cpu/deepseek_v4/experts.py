@@ -18,19 +18,19 @@ class CpuExperts(v4.Experts):
 
     def __init__(self, spec: v4.ExpertsSpec, workspace: Workspace, threads: int):
         assert isinstance(spec.shared, CpuExpert)
-        self._shared: CpuExpert = spec.shared
-        self._spec, self._workspace, self._threads = spec, workspace, threads
+        self.shared: CpuExpert = spec.shared
+        self.spec, self._workspace, self._threads = spec, workspace, threads
         self.weighted_terms = False  # whether terms come with their routing weight
 
     def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
         if lease.elsewhere is not None or (len(x.array) <= FEW and not lease.resident):
             return self._as_they_come(x, ids, weights, lease)
-        spec, rows = self._spec, len(x.array)
+        spec, rows = self.spec, len(x.array)
         out = self._workspace.take("experts", rows, (spec.hidden,))  # [rows, hidden]
         begun = False
         for table in lease.in_order():
             assert isinstance(table, CpuExpertTable)
-            shared = self._shared.address if lease.last else None
+            shared = self.shared.address if lease.last else None
             native().ps_experts(
                 *(table.address, len(table), ids.address, weights.address, ids.array.shape[1], spec.limit),
                 *(shared, spec.shared_limit, x.address, rows, out.address, begun, self._threads),
@@ -39,11 +39,11 @@ class CpuExperts(v4.Experts):
         return out
 
     def _as_they_come(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
-        spec, elsewhere = self._spec, lease.elsewhere
+        spec, elsewhere = self.spec, lease.elsewhere
         rows, slots = ids.array.shape
         terms = self._room_for_terms(rows, slots)
         own = ids if elsewhere is None else elsewhere.begin(x, ids, weights, terms)
-        self._compute(x, own, weights, lease, terms, self._shared)
+        self._compute(x, own, weights, lease, terms, self.shared)
         for left, again in () if elsewhere is None else elsewhere.finish():
             self._compute(x, left, weights, again, terms)
         out = self._workspace.take("experts", rows, (spec.hidden,))
@@ -60,7 +60,7 @@ class CpuExperts(v4.Experts):
 
     def _room_for_terms(self, rows: int, slots: int) -> Buffer:
         """[rows · slots routed terms, then rows of the shared expert, hidden]"""
-        return self._workspace.take("expert terms", rows * slots + rows, (self._spec.hidden,))
+        return self._workspace.take("expert terms", rows * slots + rows, (self.spec.hidden,))
 
     def _compute(
         self,
@@ -72,7 +72,7 @@ class CpuExperts(v4.Experts):
         shared: CpuExpert | None = None,
     ) -> None:
         """Terms of these ids, and of the shared expert if it is given."""
-        spec, (rows, slots) = self._spec, ids.array.shape
+        spec, (rows, slots) = self.spec, ids.array.shape
         for table in lease.as_they_come():
             assert isinstance(table, CpuExpertTable)
             # The shared expert fills the time in which the others are on their way.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from ctypes import c_int64, c_void_p
+from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
 from penstock.backend.cpu.deepseek_v4.batch import Batch, Sequence, SequenceStates
 from penstock.backend.cpu.deepseek_v4.described import Described, expect, vector, weight_of
 from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
+from penstock.backend.cpu.deepseek_v4.guesser import CpuGuesser
 from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
 from penstock.backend.cpu.low_precision import round_attention, round_experts, round_join
 from penstock.backend.cpu.memory import Buffer, Workspace
@@ -23,6 +25,7 @@ from penstock.backend.state import StatePool, Step
 from penstock.native import structs
 from penstock.native.library import native
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.quants.encode import DECODED
 
 T = TypeVar("T")
 
@@ -41,7 +44,7 @@ class CpuHyper(v4.Hyper):
             f"{fn.info.name}: {list(fn.info.shape)} does not fit {n} streams of {hidden}, at most {most}",
         )
         base, scale, norm = vector(spec.base), vector(spec.scale), vector(spec.norm)
-        self._described = Described(
+        self.described = Described(
             structs.Hyper(
                 *(fn.address, base.address, scale.address, norm.address),
                 *(n, hidden, spec.iterations, spec.eps, spec.rms_eps),
@@ -63,7 +66,7 @@ class CpuHyper(v4.Hyper):
         mix = self._workspace.take("hyper mix", rows, self._mix)  # [rows, pre n | post n | comb n · n]
         native().ps_hyper_enter(
             *(
-                self._described.address,
+                self.described.address,
                 y,
                 before,
                 streams.address,
@@ -97,14 +100,14 @@ class CpuRouter(v4.Router):
             ),
             f"{name}: a table of other experts",
         )
-        self._described = Described(
+        self.described = Described(
             structs.Router(
                 *(gate.address, bias.address if bias else None, table.address if table else None),
                 *(spec.count, spec.normalize, spec.scale),
             ),
             *(gate, bias, table),
         )
-        self._count, self._workspace, self._threads = (spec.count,), workspace, threads
+        self.count, self._workspace, self._threads = spec.count, workspace, threads
 
     def run(self, x: Buffer, batch: Batch) -> tuple[Buffer, Buffer]:
         return self._route(x, batch, "expert")
@@ -113,10 +116,10 @@ class CpuRouter(v4.Router):
         return self._route(x, batch, "guessed expert")[0].array
 
     def _route(self, x: Buffer, batch: Batch, name: str) -> tuple[Buffer, Buffer]:
-        ids = self._workspace.take(f"{name} ids", batch.rows, self._count, np.int64)
-        weights = self._workspace.take(f"{name} weights", batch.rows, self._count)
+        ids = self._workspace.take(f"{name} ids", batch.rows, (self.count,), np.int64)
+        weights = self._workspace.take(f"{name} weights", batch.rows, (self.count,))
         native().ps_route_rows(
-            *(self._described.address, x.address, batch.tokens.address, batch.rows),
+            *(self.described.address, x.address, batch.tokens.address, batch.rows),
             *(ids.address, weights.address, self._threads),
         )
         return ids, weights
@@ -132,13 +135,13 @@ class CpuHead(v4.Head):
         )
         base, norm = vector(spec.base), vector(spec.norm)
         scale = vector(np.broadcast_to(spec.scale, (n,)))
-        self._described = Described(
+        self.described = Described(
             structs.Head(
                 *(fn.address, base.address, scale.address, norm.address, n, hidden, spec.eps, spec.rms_eps)
             ),
             *(fn, base, scale, norm),
         )
-        self._streams, self._hidden, self._vocab = (n, hidden), (hidden,), spec.vocab
+        self._streams, self._hidden, self.vocab = (n, hidden), (hidden,), spec.vocab
         self._workspace, self._threads = workspace, threads
 
     def run(self, streams: Buffer, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
@@ -148,14 +151,14 @@ class CpuHead(v4.Head):
             chosen = self._workspace.take("head streams", count, self._streams)
             np.take(streams.array, rows, axis=0, out=chosen.array)
         x = self._workspace.take("head input", count, self._hidden)
-        native().ps_head_input(self._described.address, chosen.address, count, x.address, self._threads)
-        logits = np.empty((count, self._vocab), np.float32)
+        native().ps_head_input(self.described.address, chosen.address, count, x.address, self._threads)
+        logits = np.empty((count, self.vocab), np.float32)
         at = 0
         for piece in output:
             weight = weight_of(piece)
             native().ps_products(
                 *((c_void_p * 1)(weight.address), 1, x.address, *self._hidden, count),
-                *((c_void_p * 1)(logits.ctypes.data + 4 * at), (c_int64 * 1)(self._vocab), self._threads),
+                *((c_void_p * 1)(logits.ctypes.data + 4 * at), (c_int64 * 1)(self.vocab), self._threads),
             )
             at += weight.info.shape[0]
         return logits
@@ -163,30 +166,30 @@ class CpuHead(v4.Head):
 
 class CpuEmbedding(v4.Embedding):
     def __init__(self, weight: DeviceWeight, workspace: Workspace):
-        self._weight, self._workspace = weight_of(weight), workspace
+        self.weight, self._workspace = weight_of(weight), workspace
 
     def run(self, batch: Batch) -> Buffer:
-        out = self._workspace.take("embedded", batch.rows, self._weight.info.shape[1:])  # [rows, hidden]
+        out = self._workspace.take("embedded", batch.rows, self.weight.info.shape[1:])  # [rows, hidden]
         size = out.array.strides[0]
         for row, token in enumerate(batch.step.tokens.tolist()):
-            self._weight.row(token, out.array[row], out.address + row * size)
+            self.weight.row(token, out.array[row], out.address + row * size)
         return out
 
 
 class CpuJoin(v4.Join):
     def __init__(self, spec: v4.JoinSpec, workspace: Workspace, threads: int):
-        self._spec, self._workspace, self._threads = spec, workspace, threads
-        self._projections = [weight_of(projection) for projection in spec.projections]
-        self._norms = vector(spec.embedding_norm), vector(spec.stream_norm)
+        self.spec, self._workspace, self._threads = spec, workspace, threads
+        self.projections = [weight_of(projection) for projection in spec.projections]
+        self.norms = vector(spec.embedding_norm), vector(spec.stream_norm)
         self.round_group = 0  # channels that share a scale where inputs are rounded; 0: they are not
 
     def run(self, streams: Buffer, embedded: Buffer) -> Buffer:
-        n, hidden = self._spec.streams, self._spec.hidden
+        n, hidden = self.spec.streams, self.spec.hidden
         rows = len(streams.array)
-        e = self._normed("draft embedded", embedded, rows, self._norms[0])
-        h = self._normed("draft streams", streams, rows * n, self._norms[1])
+        e = self._normed("draft embedded", embedded, rows, self.norms[0])
+        h = self._normed("draft streams", streams, rows * n, self.norms[1])
         out = self._workspace.take("draft input", rows, (n, hidden))
-        if len(self._projections) == 1:  # columns: embedding first, then hidden
+        if len(self.projections) == 1:  # columns: embedding first, then hidden
             both = self._workspace.take("draft both", rows * n, (2 * hidden,))
             both.array.reshape(rows, n, 2 * hidden)[..., :hidden] = e.array[:, None]
             both.array[:, hidden:] = h.array
@@ -199,19 +202,19 @@ class CpuJoin(v4.Join):
         return out
 
     def _normed(self, name: str, x: Buffer, rows: int, norm: Buffer) -> Buffer:
-        out = self._workspace.take(name, rows, (self._spec.hidden,))
+        out = self._workspace.take(name, rows, (self.spec.hidden,))
         native().ps_rms_norm(
-            *(x.address, norm.address, rows, self._spec.hidden, self._spec.eps, out.address, self._threads)
+            *(x.address, norm.address, rows, self.spec.hidden, self.spec.eps, out.address, self._threads)
         )
         if self.round_group:
-            native().ps_round_fp8(out.address, rows, self._spec.hidden, self.round_group, self._threads)
+            native().ps_round_fp8(out.address, rows, self.spec.hidden, self.round_group, self._threads)
         return out
 
     def _product(self, number: int, x: Buffer, out: Buffer) -> None:
         rows, columns = x.array.shape
         native().ps_products(
-            *((c_void_p * 1)(self._projections[number].address), 1, x.address, columns, rows),
-            *((c_void_p * 1)(out.address), (c_int64 * 1)(self._spec.hidden), self._threads),
+            *((c_void_p * 1)(self.projections[number].address), 1, x.address, columns, rows),
+            *((c_void_p * 1)(out.address), (c_int64 * 1)(self.spec.hidden), self._threads),
         )
 
 
@@ -239,11 +242,7 @@ class CpuOps(v4.Ops):
         positions = Buffer(step.positions)
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
-            memory = self._pool.slots[slot]
-            states = self._states.get(memory)
-            if states is None:
-                states = self._states[memory] = SequenceStates(slot, self._pool, self._blocks)
-            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states)
+            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), self._states_of(slot))
             direct = settled or in_place(sequence.count)
             sequence.enter(chosen, direct)
             if not direct:
@@ -262,6 +261,19 @@ class CpuOps(v4.Ops):
             )
             rotations[number] = (cos, sin)
         return Batch(step, sequences, rotations)
+
+    def _states_of(self, slot: int) -> SequenceStates:
+        memory = self._pool.slots[slot]
+        states = self._states.get(memory)
+        if states is None:
+            states = self._states[memory] = SequenceStates(slot, self._pool, self._blocks)
+        return states
+
+    def _state_at(self, block: int, slot: int, position: int) -> int:
+        """Where a sequence's state of a block is described, told that rows follow from `position` on."""
+        states = self._states_of(slot)
+        states.described["position"][block] = position
+        return int(states.addresses[block])
 
     def repeat(
         self, batch: Batch, work: Callable[[v4.Progress | None], T], progress: v4.Progress | None = None
@@ -337,6 +349,34 @@ class CpuOps(v4.Ops):
         out = self._workspace.take("kept streams", count, rows.shape[1:])
         out.array[...] = rows
         return out
+
+    def guesser(self, parts: v4.DraftParts) -> CpuGuesser | None:
+        embedding, join, hyper, attention, second, router, experts, head = parts
+        assert isinstance(embedding, CpuEmbedding)
+        assert isinstance(join, CpuJoin)
+        assert isinstance(hyper, CpuHyper)
+        assert isinstance(attention, CpuAttention)
+        assert isinstance(second, CpuHyper)
+        assert isinstance(router, CpuRouter)
+        assert isinstance(experts, CpuExperts)
+        assert isinstance(head, CpuHead)
+        if self._low_precision or embedding.weight.info.kind not in DECODED:
+            return None
+        projections = [projection.address for projection in join.projections]
+        frequencies = self._frequencies[id(attention.spec.frequencies)]
+        described = Described(
+            structs.Draft(
+                *(embedding.weight.address, *(norm.address for norm in join.norms)),
+                *((*projections, None, None) if len(projections) == 1 else (None, *projections)),
+                *(frequencies.address, hyper.described.address, second.described.address),
+                *(attention.described.address, attention.kv_alone.address, attention.keys_alone.address),
+                *(router.described.address, experts.shared.address, head.described.address),
+                *(experts.spec.limit, experts.spec.shared_limit, join.spec.eps),
+            ),
+            *(parts, frequencies),
+        )
+        state_at = partial(self._state_at, attention.block)
+        return CpuGuesser(described, state_at, router.count, head.vocab, self._threads)
 
     def holds(self, slot: int) -> bool:
         return slot in self._pool.slots
