@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from penstock.chat.deepseek_v4.render import render
 from penstock.chat.messages import Thinking
 from penstock.engine.engine import Engine
-from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path
 from pocket.answer import answers
 from pocket.data import Answer, Problem, problem
@@ -71,6 +71,14 @@ ROWS = [
 ]
 
 
+PLACES: Final = {
+    "first": 0.6,
+    "second": 0.6,
+    "third": 0.6,
+    "fourth": 0.6,
+}  # of drafts in a row, and their bars
+
+
 def measure(engine: Engine, row: Row, count: int, seed: int) -> tuple[int, int, int]:
     """(right, obedient to the chat format, tried)"""
     rng = Random(f"{row.name}/{seed}")
@@ -89,19 +97,27 @@ def story_prompts(count: int, seed: int) -> Iterator[Problem]:
         yield problem("story", rng, thinking=Thinking.OFF)
 
 
-def draft_acceptance(engine: Engine, count: int, seed: int) -> tuple[int, int]:
-    """Of the draft block's first guesses during greedy stories, how many the trunk agrees with: (agreed, made)."""
-    agreed = made = 0
+def draft_acceptance(engine: Engine, count: int, seed: int) -> list[tuple[int, int]]:
+    """Of the draft block's guesses in a row during greedy stories, how many the trunk agrees with: (agreed, made) by
+    place, each where those before it were right."""
+    counts = [[0, 0] for _ in PLACES]
     for asked in story_prompts(count, seed):
-        session = engine.session()
-        guess: int | None = None
-        prompt = render(asked.conversation).ids(engine.tokenizer)
-        for step in engine.generate(prompt, 200, Sampling(temperature=0), session=session):
-            if guess is not None:
-                made += 1
-                agreed += guess == step.token
-            guess = int(engine.mtp_logits(session, step.token).argmax())
-    return agreed, made
+        session, ends = engine.session(), set(engine.config.eos_ids)
+        logits = session.feed(render(asked.conversation).ids(engine.tokenizer))
+        said: list[int] = []
+        guessed: list[list[int]] = []  # after each of these
+        while len(said) < 200 and not (said and said[-1] in ends):
+            assert logits is not None
+            said.append(int(logits.argmax()))
+            guessed.append([token for token, _ in engine.stepper.draft(session, said[-1], len(PLACES), 0.0)])
+            logits = session.feed(said[-1:])
+        for place, guesses in enumerate(guessed, 1):
+            for own, guess, token in zip(counts, guesses, said[place:], strict=False):
+                own[1] += 1
+                own[0] += guess == token
+                if guess != token:
+                    break
+    return [(agreed, made) for agreed, made in counts]
 
 
 def main() -> None:
@@ -134,10 +150,11 @@ def main() -> None:
         show(row.name, right / count, row.bar, count, since)
     if tried:
         show("chat format kept (thinking on/off)", obedient / tried, 1.0, tried, begin)
-    if not options.only or options.only in "first draft accepted, stories":
+    if not options.only or "draft" in options.only:
         since = time.perf_counter()
-        agreed, made = draft_acceptance(engine, max(1, options.count // 10), options.seed)
-        show("first draft accepted, stories", agreed / made, 0.6, made, since)
+        found = draft_acceptance(engine, max(1, options.count // 10), options.seed)
+        for (place, bar), (agreed, made) in zip(PLACES.items(), found, strict=True):
+            show(f"{place} draft accepted, stories", agreed / max(1, made), bar, made, since)
     if options.json:
         print(json.dumps(results))
 
