@@ -230,6 +230,10 @@ class Engine:
             )
         if session.position == 0:
             raise OptionError("mtp_logits needs a session with at least one token")
+        if not self.stepper.draft_knows(session):  # it did not keep up, where nobody drafted
+            self.stepper.keep_up(True)
+            tokens, session = session.tokens, self.session()
+            session.feed(tokens, "none")
         return self.stepper.draft_logits(session, next_token)
 
     @property

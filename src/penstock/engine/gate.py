@@ -7,12 +7,14 @@ to fetch: more rows choose more experts, and how many of those are missing is a 
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 LATEST: Final = (
     11  # steps of a width that tell what it costs: few, because things change; a median, because of others
 )
 FIRST: Final = 0.4  # of a row's share of a step, what another row costs before any was seen
+STALE: Final = 256  # steps after which a width that was not seen is a matter of guessing again
 FORGETS: Final = 0.97  # of what is known of fetches, with every step
 RECENT: Final = 64.0  # drafts of a kind that its chance is remembered from
 DOUBT: Final = 4.0  # drafts of a kind for which the prior counts
@@ -21,7 +23,8 @@ GAIN: Final = 1.03  # below which it is not worth the risk
 
 
 class ComputeCosts:
-    """Seconds of computing by the rows of a step: the median of the latest steps with as many.
+    """Seconds of computing by the rows of a step: the median of the latest steps with as many.  Likewise of making
+    drafts, by their number.
 
     >>> costs = ComputeCosts()
     >>> for rows in (1, 2, 3) * 4: costs.told(rows, 1.0 + 0.5 * rows)
@@ -32,33 +35,44 @@ class ComputeCosts:
     def __init__(self) -> None:
         self._latest: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
-        self._changed: set[int] = set()  # widths whose medians are to be found
+        self._seen: dict[int, int] = {}  # when each width was seen last, in steps
+        self._steps = 0
+        self._found: dict[int, float] = {}  # what was asked for since the latest step
 
     def told(self, rows: int, seconds: float) -> None:
+        self._steps += 1
+        self._found.clear()
         latest = self._latest.get(rows)
-        if latest is None:
-            latest = self._latest[rows] = deque(maxlen=LATEST)
+        if latest is None:  # the first of its kind: code and memory were not at hand yet
+            self._latest[rows] = deque(maxlen=LATEST)
+            return
         latest.append(seconds)
-        self._changed.add(rows)
+        # Of an even number the lower one: others make a step longer, and nobody makes it shorter.
+        self._medians[rows] = sorted(latest)[(len(latest) - 1) // 2]
+        self._seen[rows] = self._steps
 
     def at(self, rows: int) -> float:
-        """Of widths that were not seen: on a line through others.  A row more never costs less than nothing."""
-        while self._changed:
-            width = self._changed.pop()
-            self._medians[width] = sorted(self._latest[width])[len(self._latest[width]) // 2]
-        known = self._medians
+        found = self._found.get(rows)
+        if found is None:
+            found = self._found[rows] = self._estimate(rows)
+        return found
+
+    def _estimate(self, rows: int) -> float:
+        """Of widths that were not seen of late: on a line through others.  No row costs less than nothing."""
+        known, least = {}, inf
+        for width in sorted(self._medians, reverse=True):
+            if self._steps - self._seen[width] <= STALE or width == min(self._medians):
+                known[width] = least = min(least, self._medians[width])
         below = max((width for width in known if width <= rows), default=None)
         if below is None:
-            least = min(known, default=None)
-            return 0.0 if least is None else known[least] / (1 + FIRST * (least - rows))
+            fewest = min(known, default=None)
+            return 0.0 if fewest is None else known[fewest] / (1 + FIRST * (fewest - rows))
         found, first = known[below], min(known)
-        if below > first:
-            found = max(found, known[first])
         if below == rows:
             return found
         above = min((width for width in known if width > rows), default=None)
         if above is not None:
-            return found + (rows - below) / (above - below) * max(0.0, known[above] - found)
+            return found + (rows - below) / (above - below) * (known[above] - found)
         slope = FIRST * found / below if below == first else (found - known[first]) / (below - first)
         return found + slope * (rows - below)
 
@@ -125,23 +139,24 @@ class Chances:
         """sure: -1 where it is not known yet"""
         key = (drafter, place, sure)
         right, tried = self._right.get(key, 0.0), self._tried.get(key, 0.0)
-        prior = PRIOR if sure < 0 else self.of(drafter, place)
+        # Of a place that was hardly seen yet: as good as the one before, else nobody would look there.
+        prior = self.of(drafter, place) if sure >= 0 else self.of(drafter, place - 1) if place else PRIOR
         return (right + DOUBT * prior) / (tried + DOUBT)
 
 
 def best_depth(
-    chances: Sequence[float], rows: int, costs: StepCosts, seconds_per_draft: float = 0.0
+    chances: Sequence[float], rows: int, costs: StepCosts, drafting: ComputeCosts | None = None
 ) -> tuple[int, float]:
     """How many drafts to add to a step of so many rows, and how many times as fast it then is.
 
-    chances: of each draft, if those before it are right.
+    chances: of each draft, if those before it are right; drafting: what making so many drafts takes
     """
     plain = rows / costs.at(rows) if costs.at(rows) else 0.0
     depth, gain, all_right, expected = 0, 1.0, 1.0, float(rows)
     for count, chance in enumerate(chances, 1):
         all_right *= chance
         expected += all_right
-        seconds = costs.at(rows + count) + count * seconds_per_draft
+        seconds = costs.at(rows + count) + (drafting.at(count) if drafting is not None else 0.0)
         if plain and seconds and expected / seconds / plain > max(gain, GAIN):
             depth, gain = count, expected / seconds / plain
     return depth, gain

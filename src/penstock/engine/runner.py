@@ -66,7 +66,12 @@ class Runner(ABC):
     def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
         """See `Architecture.settle`."""
 
-    def keep_up(self, wanted: bool) -> None:  # noqa: B027 - who does not know better keeps up
+    def draft_knows(self, slot: int, position: int) -> bool:
+        """See `Architecture.draft_knows`."""
+        del slot, position  # who does not know better keeps up
+        return True
+
+    def keep_up(self, wanted: bool) -> None:  # noqa: B027 - likewise
         """See `Architecture.keep_up`."""
 
     def waits(self) -> tuple[int, float]:
@@ -163,6 +168,9 @@ class LocalRunner(Runner):
 
     def settle(self, slot: int | None = None) -> None:
         self.model.settle(slot)
+
+    def draft_knows(self, slot: int, position: int) -> bool:
+        return self.model.draft_knows(slot, position)
 
     def keep_up(self, wanted: bool) -> None:
         self.model.keep_up(wanted)

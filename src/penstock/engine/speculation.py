@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.state import DRAFTS
 from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
-from penstock.engine.gate import Chances, StepCosts, best_depth
+from penstock.engine.gate import Chances, ComputeCosts, StepCosts, best_depth
 from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
@@ -28,10 +28,10 @@ MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
 UNKNOWN: Final = 3  # trials at the beginning, and steps between them
 SHORTEST, LONGEST = 64, 1024  # steps between later ones
 WARM: Final = 16  # steps before a trial from which on a drafter keeps up
-TRIED: Final = 4  # steps of a trial, as long as its drafts are right
+TRIED: Final = 4  # steps of a trial; half of them if their drafts are wrong
 RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
 ANCHORED: Final = 24  # steps with drafts in a row, then one without: what that costs must be known
-SLOWLY: Final = 0.05  # share of a new duration in the one to expect
+DEEPER: Final = 8  # steps with drafts, then one with one more than seems best: things change
 
 
 class Record:
@@ -39,7 +39,7 @@ class Record:
 
     def __init__(self, name: str) -> None:
         self.name, self.most = name, MOST[name]
-        self.seconds = 0.0  # of one draft
+        self.costs = ComputeCosts()  # of drafts, by how many are made in a row
         self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
         self.open = False  # it promised a gain when it was last looked at
         self.keeps_up = True
@@ -53,11 +53,6 @@ class Record:
         self.trials += 1
         self.trying = TRIED
         self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
-
-    def took(self, drafts: int, seconds: float) -> None:
-        each = seconds / max(1, drafts)
-        known = self.seconds
-        self.seconds = known + SLOWLY * (min(each, 3 * known) - known) if known else each
 
 
 class Speculation:
@@ -120,7 +115,7 @@ class Speculation:
             "step_seconds": costs.at(1),
             "row_seconds": costs.at(2) - costs.at(1),
             "row_fetched_bytes": costs.fetch.bytes_at(2) - costs.fetch.bytes_at(1),
-            "draft_seconds": {name: each.seconds for name, each in self.records.items()},
+            "draft_seconds": {name: each.costs.at(1) for name, each in self.records.items()},
         }
 
 
@@ -162,6 +157,7 @@ class Speculator:
             shared.in_a_row = 0
             return []
         best: tuple[float, Drafter, Record, list[Draft], int] | None = None
+        deeper = shared.in_a_row % DEEPER == DEEPER - 1
         for drafter, record in self._drafters:
             drafts: list[Draft] = []
             if drafter.free:
@@ -177,16 +173,18 @@ class Speculator:
             if record.open or drafter.free:
                 room = session.engine.stepper.draft_room(rows, session.position + 1)
                 chances = self._chances(record, drafts, min(record.most, room))
-                depth, gain = best_depth(chances, rows, shared.costs, record.seconds)
+                depth, gain = best_depth(chances, rows, shared.costs, record.costs)
                 if record.open != bool(depth):
                     self._turn(session, drafter, record, bool(depth))
                 if depth and (best is None or gain > best[0]):
+                    if deeper:
+                        depth = min(depth + 1, len(chances))
                     best = (gain, drafter, record, drafts, depth)
         if best is None:
             return []
         _, drafter, record, drafts, depth = best
         if not drafter.free:
-            drafts = self._ask(drafter, record, session, token, rows, depth)
+            drafts = self._ask(drafter, record, session, token, rows, depth, gain, deeper)
         return self._taken(drafter, record, drafts[:depth])
 
     def _taken(self, drafter: Drafter, record: Record, drafts: list[Draft]) -> list[int]:
@@ -218,13 +216,25 @@ class Speculator:
         return drafts[:1]
 
     def _ask(
-        self, drafter: Drafter, record: Record, session: Session, token: int, rows: int, depth: int
+        self,
+        drafter: Drafter,
+        record: Record,
+        session: Session,
+        token: int,
+        rows: int,
+        depth: int,
+        gain: float,
+        all_of_them: bool,
     ) -> list[Draft]:
-        """Drafts that cost time; those that turn out to be unlikely are left out."""
-        costs = self._shared.costs
-        row = costs.at(rows + 1) - costs.at(rows)
-        each = costs.at(rows) / rows  # what a token costs otherwise
-        drafts = self._timed(drafter, record, session, token, depth, row / each if each else 0.0)
+        """Drafts that cost time; unless all of them are wanted, those that turn out to be unlikely are left out."""
+        costs, making = self._shared.costs, record.costs
+        # What one more takes, and what a token takes as things are.
+        more = costs.at(rows + 1) - costs.at(rows) + making.at(2) - making.at(1)
+        each = costs.at(rows) / rows / gain
+        least = min(1.0, more / each) if each and not all_of_them else 0.0
+        drafts = self._timed(drafter, record, session, token, depth, least)
+        if all_of_them:
+            return drafts
         # What they cost is spent by now.
         return drafts[: best_depth(self._chances(record, drafts, len(drafts)), rows, costs)[0]]
 
@@ -234,7 +244,7 @@ class Speculator:
         begin = time.perf_counter()
         drafts = drafter.propose(session, token, most, least)
         seconds = time.perf_counter() - begin
-        record.took(len(drafts), seconds)
+        record.costs.told(len(drafts), seconds)
         self._shared.drafting += seconds
         return drafts
 
@@ -256,10 +266,10 @@ class Speculator:
                 record.accepted[place] += right
                 accepted += right
         if record.trying:
-            record.trying = record.trying - 1 if accepted else 0
+            record.trying = max(0, record.trying - (1 if accepted else TRIED // 2))
             if not record.trying:
-                chances = self._chances(record, [], 1)
-                depth, _ = best_depth(chances, 1, self._shared.costs, record.seconds)
+                chances = self._chances(record, [], record.most)
+                depth, _ = best_depth(chances, 1, self._shared.costs, record.costs)
                 self._turn(session, drafter, record, bool(depth))
         return len(drafts), accepted
 

@@ -268,6 +268,11 @@ class Stepper:
         most = min(self._loader.plan.chunk, self.logit_rows) - rows
         return max(0, min(most, self._loader.context - position, self._states.layout.max_rewind))
 
+    def draft_knows(self, session: Session) -> bool:
+        """See `Architecture.draft_knows`."""
+        with self._loader.lock:
+            return self._loader.load().draft_knows(session.state.slot, session.position)
+
     def keep_up(self, wanted: bool) -> None:
         """See `Architecture.keep_up`."""
         with self._loader.lock:

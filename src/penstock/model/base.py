@@ -81,6 +81,10 @@ class Architecture(ABC):
         together are less likely than `least`."""
 
     @abstractmethod
+    def draft_knows(self, slot: int, position: int) -> bool:
+        """Whether the draft block has followed a sequence as far back as it looks."""
+
+    @abstractmethod
     def keep_up(self, wanted: bool) -> None:
         """Whether the draft block follows all steps, as it does until told.  Of single tokens that it did not follow
         it knows nothing when it guesses again."""

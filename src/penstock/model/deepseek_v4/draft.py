@@ -28,16 +28,20 @@ SEQUENCES: Final = 256  # that have pairs waiting; of others a few rows of the w
 
 class Waiting:
     """The pairs of one sequence that its window lacks: from `first` on, with the tokens that complete them.  The
-    streams of the position after them are kept too."""
+    streams of the position after them are kept too.  Of pairs before `since` some may be missing for good."""
 
-    __slots__ = ("first", "tokens")
+    __slots__ = ("first", "since", "tokens")
 
-    def __init__(self, first: int):
-        self.first, self.tokens = first, list[int]()
+    def __init__(self, first: int, since: int):
+        self.first, self.since, self.tokens = first, since, list[int]()
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.tokens)
 
     def cut(self, end: int) -> None:
         """Pairs from `end` on were never read, or are no more."""
-        self.first = min(self.first, end)
+        self.first, self.since = min(self.first, end), min(self.since, end)
         del self.tokens[max(0, end - self.first) :]
 
 
@@ -81,7 +85,8 @@ class DraftBlock:
                 start, stop = step.starts[number], step.starts[number + 1]
                 position = int(step.positions[start])
                 self._catch_up(slot, position)
-                self._waiting[slot] = Waiting(position + stop - start - 1)
+                since = self._waiting_at(slot, position).since
+                self._waiting[slot] = Waiting(position + stop - start - 1, since)
             pairs = _pairs(step)
             if pairs.rows:
                 before = self.ops.previous_streams(self._streams, streams, batch)
@@ -98,18 +103,18 @@ class DraftBlock:
             if len(waiting.tokens) + stop - start > self._most:
                 self.settle(slot)
             # A sequence's very first token completes no pair, nor does one whose predecessor was not followed.
-            skip = waiting.first + len(waiting.tokens) - (position - 1)
+            skip = waiting.end - (position - 1)
             waiting.tokens += tokens[start + skip : stop]
 
     def _waiting_at(self, slot: int, position: int) -> Waiting:
         """The pairs that wait, of a sequence that has read `position` tokens."""
         waiting = self._waiting.get(slot)
-        if waiting is not None and position <= waiting.first + len(waiting.tokens) + 1:
+        if waiting is not None and position <= waiting.end + 1:
             waiting.cut(max(0, position - 1))
             return waiting
         # Never seen, or there were steps that were not followed: the streams before this one are gone.
         first = position if waiting is not None else max(0, position - 1)
-        waiting = self._waiting[slot] = Waiting(first)
+        waiting = self._waiting[slot] = Waiting(first, first)
         if len(self._waiting) > SEQUENCES:
             del self._waiting[next(iter(self._waiting))]
         return waiting
@@ -119,6 +124,13 @@ class DraftBlock:
         if slot in self._waiting:
             self._waiting_at(slot, position)
             self.settle(slot)
+
+    def knows(self, slot: int, position: int) -> bool:
+        """Whether the window lacks nothing for a guess of a sequence that has read `position` tokens."""
+        waiting = self._waiting.get(slot)
+        if waiting is None or position > waiting.end + 1:
+            return False
+        return waiting.since <= max(0, position - self.config.window)
 
     def settle(self, slot: int | None = None) -> None:
         """The windows get the pairs that wait."""

@@ -187,6 +187,9 @@ class DeepSeekV4(Architecture):
             found.append((token, chance))
         return found
 
+    def draft_knows(self, slot: int, position: int) -> bool:
+        return self.draft_block is None or self.draft_block.knows(slot, position)
+
     def keep_up(self, wanted: bool) -> None:
         if self.draft_block is not None:
             self.draft_block.keeps_up = wanted
