@@ -31,7 +31,7 @@ WARM: Final = 16  # steps before a trial from which on a drafter keeps up
 TRIED: Final = 4  # steps of a trial; half of them if their drafts are wrong
 RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
 ANCHORED: Final = 24  # steps with drafts in a row, then one without: what that costs must be known
-DEEPER: Final = 8  # steps with drafts, then one with one more than seems best: things change
+DEEPER: Final = 12  # steps with drafts, then one with one more than seems best: things change
 
 
 class Record:

@@ -136,14 +136,16 @@ i64 room() { return PART * WIDEST * kernels().panel; }  // floats of a piece's r
 
 void run(const Round& round, i64 threads) {
     const i64 panel = kernels().panel;
-    i64 time = 0, pieces = 0;
+    i64 time = 0, pieces = 0, busy = 0;
+    for (const Job* job = round.jobs; job < round.jobs + round.count; job++) busy += job->rows > 0;
+    const i64 share = std::max<i64>(1, busy / 3);  // several experts are pieces themselves
     for (Job* job = round.jobs; job < round.jobs + round.count; job++) {
         const ps_weight &gate = *job->expert->gate, &up = *job->expert->up;
         PieceRows piece;
         piece.add(gate);
         piece.add(up);
         job->step = piece.or_else(
-            std::clamp<i64>(job->inner->width / (4 * threads) / panel, 1, job->rows > FEW ? 8 : WIDEST) * panel);
+            std::clamp<i64>(job->inner->width * share / (4 * threads) / panel, 1, job->rows > FEW ? 8 : WIDEST) * panel);
         job->pieces = job->rows ? (job->inner->width + job->step - 1) / job->step : 0;
         job->left.store(job->pieces, std::memory_order_relaxed);
         pieces += job->pieces;
@@ -167,7 +169,7 @@ void run(const Round& round, i64 threads) {
     }
     PieceRows piece_rows;
     for (Job* job = round.jobs; job < round.jobs + round.count; job++) piece_rows.add(*job->expert->down);
-    const i64 step = piece_rows.or_else(std::clamp<i64>(round.hidden / (8 * threads) / panel, 1, WIDEST) * panel);
+    const i64 step = piece_rows.or_else(std::clamp<i64>(round.hidden / (4 * threads) / panel, 1, WIDEST) * panel);
     parallel_for((round.hidden + step - 1) / step, threads, [&](i64 piece) {
         Scratch<For::PIECE> scratch(experts_piece_bytes());
         const i64 begin = piece * step;

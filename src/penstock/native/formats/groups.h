@@ -30,6 +30,18 @@ struct Q8_0 {
         return splat_f16(b.p + G * 34);
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
+
+#if defined(PENSTOCK_ISA_AVX512)
+    // Two rows side by side: half H of group G of both, and their scales.
+    template <int G, int H>
+    static PS_INLINE V two_weights(const Block& p, const Block& q) {
+        return widen(p.p + G * 34 + 2 + H * 16, q.p + G * 34 + 2 + H * 16);
+    }
+    template <int G>
+    static PS_INLINE Sides two_scales(const Block& p, const Block& q) {
+        return splat_f16(p.p + G * 34, q.p + G * 34);
+    }
+#endif
 };
 
 // Twice the value of the sixteen E2M1 codes; multiplied by 256 when widened.

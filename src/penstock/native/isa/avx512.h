@@ -46,6 +46,18 @@ PS_INLINE Sides splat_sides(float x) { return _mm512_set1_ps(x); }
 PS_INLINE Sides load_sides(const float* p) { return _mm512_loadu_ps(p); }
 PS_INLINE Sides load_each(const float* p) { return _mm512_broadcast_f32x8(load(p)); }
 PS_INLINE void store_sides(float* p, Sides v) { _mm512_storeu_ps(p, v); }
+PS_INLINE float add_lanes(Sides v, int side) {
+    return add_lanes(side ? _mm512_extractf32x8_ps(v, 1) : _mm512_castps512_ps256(v));
+}
+// Signed bytes of two rows, and their float16 scales.
+PS_INLINE V widen(const u8* p, const u8* q) { return _mm512_cvtepi8_epi16(join(load128(p), load128(q))); }
+PS_INLINE Sides splat_f16(const u8* p, const u8* q) {
+    std::uint16_t first, second;
+    std::memcpy(&first, p, 2);
+    std::memcpy(&second, q, 2);
+    return _mm512_cvtph_ps(join(_mm_set1_epi16(static_cast<short>(first)), _mm_set1_epi16(static_cast<short>(second))));
+}
+PS_INLINE SideSum add_dot_sides(SideSum sum, V w, V x) { return _mm512_dpwssd_epi32(sum, w, x); }
 PS_INLINE Sides mul(Sides a, Sides b) { return _mm512_mul_ps(a, b); }
 PS_INLINE Sides fma(Sides a, Sides b, Sides c) { return _mm512_fmadd_ps(a, b, c); }
 PS_INLINE Sides fnma(Sides a, Sides b, Sides c) { return _mm512_fnmadd_ps(a, b, c); }

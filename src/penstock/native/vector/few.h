@@ -174,6 +174,53 @@ PS_INLINE void few_rows(const ps_weight& w, i64 j, i64 apart, const FewInputs<X>
         for (int r = 0; r < R; r++) out[i * out_stride + r * apart] = add_lanes(acc[i][r]);
 }
 
+#if defined(PENSTOCK_ISA_AVX512)
+template <class Format>
+concept SideBySide = requires(const typename Format::Block& block) { Format::template two_scales<0>(block, block); };
+
+// The same for rows j and j + 1 side by side in vectors twice as wide: where inputs are several, multiplying is what takes
+// the time, and there are as many units for wide vectors as for narrow ones.  Each half computes what it would alone.
+template <class Format, int X, int GROUPS>
+PS_INLINE void add_two_groups(const ps_weight& w, i64 j, i64 b, const FewInputs<X>& in, Sides (&acc)[X]) {
+    const typename Format::Block p = Format::open(w, j, b), q = Format::open(w, j + 1, b);
+    Sides v[X];
+    for (int i = 0; i < X; i++) v[i] = splat_sides(0);
+    if (GROUPS == 8) {
+        ask_ahead(p.p, Format::BYTES);
+        ask_ahead(q.p, Format::BYTES);
+    }
+    unrolled<GROUPS>([&] PS_EACH {
+        const V first = Format::template two_weights<G, 0>(p, q), second = Format::template two_weights<G, 1>(p, q);
+        const Sides scale = Format::template two_scales<G>(p, q);
+        for (int i = 0; i < X; i++) {
+            const i16* x = in.x[i] + b * in.stride + G * GROUP;
+            const SideSum sum = add_dot_sides(dot(first, load_input(x)), second, load_input(x + GROUP / 2));
+            v[i] = fma(side_floats(sum), scale, v[i]);
+        }
+    });
+    for (int i = 0; i < X; i++) acc[i] = fma(v[i], splat_sides(in.scales[i][b]), acc[i]);
+}
+
+template <class Format, int X>
+PS_INLINE void few_two_rows(const ps_weight& w, i64 j, const FewInputs<X>& in, float* out, i64 out_stride) {
+    Sides acc[X];
+    for (int i = 0; i < X; i++) acc[i] = splat_sides(0);
+    const i64 whole = w.columns / BLOCK;
+    for (i64 b = 0; b < whole; b++) add_two_groups<Format, X, 8>(w, j, b, in, acc);
+    switch (w.columns % BLOCK / GROUP) {
+        case 1: add_two_groups<Format, X, 1>(w, j, whole, in, acc); break;
+        case 2: add_two_groups<Format, X, 2>(w, j, whole, in, acc); break;
+        case 3: add_two_groups<Format, X, 3>(w, j, whole, in, acc); break;
+        case 4: add_two_groups<Format, X, 4>(w, j, whole, in, acc); break;
+        case 5: add_two_groups<Format, X, 5>(w, j, whole, in, acc); break;
+        case 6: add_two_groups<Format, X, 6>(w, j, whole, in, acc); break;
+        case 7: add_two_groups<Format, X, 7>(w, j, whole, in, acc); break;
+    }
+    for (int i = 0; i < X; i++)
+        for (int side = 0; side < 2; side++) out[i * out_stride + side] = add_lanes(acc[i], side);
+}
+#endif
+
 // One input: as many streams at a time as the format is fastest with (Format::STREAMS), each a part of the rows.
 template <class Format, int X, Order ORDER = Format::ORDER>
 void few(const ps_weight& w, i64 first, i64 last, const Inputs& inputs, float* out, i64 out_stride) {
@@ -198,7 +245,12 @@ void few(const ps_weight& w, i64 first, i64 last, const Inputs& inputs, float* o
         i64 j = 0;
         if constexpr (X == 1)
             for (; j < apart; j++) few_rows<Format, X, Format::STREAMS>(w, first + j, apart, in, out + j, out_stride);
-        for (j *= Format::STREAMS; j < last - first; j++) few_rows<Format, X, 1>(w, first + j, 0, in, out + j, out_stride);
+        j *= Format::STREAMS;
+#if defined(PENSTOCK_ISA_AVX512)
+        if constexpr (SideBySide<Format> && X > 1)
+            for (; j + 2 <= last - first; j += 2) few_two_rows<Format, X>(w, first + j, in, out + j, out_stride);
+#endif
+        for (; j < last - first; j++) few_rows<Format, X, 1>(w, first + j, 0, in, out + j, out_stride);
     }
 }
 
