@@ -3,6 +3,7 @@
     python -m benchmarks.cluster                     # a full-width file of four layers, one thread per process
     python -m benchmarks.cluster --model FILE --chunks 128,256 --repeat 3
     python -m benchmarks.cluster --only ceiling,experts
+    python -m benchmarks.cluster --model FILE --only stages --device cuda --vram 60GiB     # both share one card
 
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
 that two stages could ever do on this machine; then a head and a worker with one thread each, connected over loopback,
@@ -32,6 +33,7 @@ from penstock.engine.requests import Failed, Request
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth, write_synth
 
 PROMPT: Final = 2048
@@ -126,9 +128,11 @@ def measured(engine: Engine, repeat: int) -> dict[str, float]:
     }
 
 
-def alone(model: Path, repeat: int, processes: int = 1) -> dict[str, float]:
+def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -> dict[str, float]:
     """So many processes at the same time that know nothing of each other: their tokens together."""
     command = [sys.executable, "-m", "benchmarks.cluster", "--model", str(model), "--alone"]
+    if "device" in where:  # all of it: one process need not share
+        command += ["--device", where["device"]]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     running = [
         subprocess.Popen(
@@ -148,15 +152,23 @@ def show(what: str, found: dict[str, float], one: dict[str, float]) -> None:
 
 
 def speed(
-    model: Path, cases: Sequence[str], chunks: Sequence[int | None], boundary: str, repeat: int
+    model: Path,
+    cases: Sequence[str],
+    chunks: Sequence[int | None],
+    boundary: str,
+    repeat: int,
+    where: dict[str, str],
 ) -> None:
-    shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2}
-    one = alone(model, repeat)
+    """where: options that say which device"""
+    shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2, **where}
+    flags = [word for name, value in where.items() for word in (f"--{name}", value)]
+    one = alone(model, repeat, where)
     print("one process:", {name: round(value, 2) for name, value in one.items()}, flush=True)
     if "ceiling" in cases:
-        show("two processes by themselves", alone(model, repeat, 2), one)
+        show("two processes by themselves", alone(model, repeat, where, 2), one)
+    half = f"0:{open_checkpoint(model).config.layer_count // 2}"
     for chunk in chunks if "stages" in cases else ():
-        with staged(model, 2, prefill_chunk=chunk, layers="0:2", **shared) as (engine, _):
+        with staged(model, 2, *flags, prefill_chunk=chunk, layers=half, **shared) as (engine, _):
             show(f"two stages, chunks of {engine.plan.chunk}", measured(engine, repeat), one)
     if "experts" in cases:
         with staged(model, 1, "--experts", "auto", **shared) as (engine, _):
@@ -177,10 +189,14 @@ def main() -> int:
     parser.add_argument("--boundary", default="bf16", choices=("bf16", "f32"))
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--device", help="of both processes (default: the CPU)")
+    parser.add_argument("--vram", help="of the device's memory, for each of two stages")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    named = {"device": given.device, "vram": given.vram}
+    where = {name: value for name, value in named.items() if value is not None}
     if given.alone:
-        with Engine(given.model, context=PROMPT + 512, sessions=2, **ALONE) as engine:
+        with Engine(given.model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
             print(json.dumps(measured(engine, given.repeat)))
         return 0
     chunks = [None if each == "auto" else int(each) for each in given.chunks.split(",")]
@@ -189,7 +205,7 @@ def main() -> int:
         if model is None:
             model = Path(folder, "flash4.gguf")
             write_synth(plan_synth(width="flash", layers=4, vocab=VOCABULARY, mix="q2"), model)
-        speed(model, given.only.split(","), chunks, given.boundary, given.repeat)
+        speed(model, given.only.split(","), chunks, given.boundary, given.repeat, where)
     return 0
 
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StatePool, Step
@@ -135,7 +136,10 @@ class LocalRunner(Runner):
         return lambda: logits
 
     def forward(
-        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+        self,
+        step: Step,
+        hidden: NDArray[np.float32] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> Array:
         """See `Architecture.forward`."""
         self.storage.begin_step(step.rows)
