@@ -6,10 +6,11 @@
     python -m benchmarks.cluster --model FILE --only stages --device cuda --vram 60GiB     # both share one card
 
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
-that two stages could ever do on this machine; then a head and a worker with one thread each, connected over loopback,
-as two stages and with the worker computing experts.  Decoding alone, two sessions at once (tokens of both, through
-the scheduler), and a prompt of 2,048 tokens.  The file has a small vocabulary, so that the head of the model is to
-its four layers as it is to the published model's 43.
+that two stages could ever do on this machine; what a step takes besides its rows, which makes small pieces of a
+prompt dear; then a head and a worker with one thread each, connected over loopback, as two stages and with the worker
+computing experts.  Decoding alone, two sessions at once (tokens of both, through the scheduler), and a prompt of
+2,048 tokens.  The file has a small vocabulary, so that the head of the model is to its four layers as it is to the
+published model's 43.
 """
 
 import argparse
@@ -40,7 +41,8 @@ PROMPT: Final = 2048
 DECODED: Final = 48
 VOCABULARY: Final = 8192
 GREEDY: Final = Sampling(temperature=0, ignore_eos=True)
-CASES: Final = ("ceiling", "stages", "experts")
+CASES: Final = ("ceiling", "pieces", "stages", "experts")
+PIECES: Final = (128, 512)
 ALONE: Final[dict[str, Any]] = {"threads": 1, "memory": None, "learn": "off"}
 
 
@@ -144,6 +146,21 @@ def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -
     return {name: sum(each[name] for each in found) for name in found[0]}
 
 
+def pieces(model: Path, where: dict[str, Any]) -> None:
+    """What a step takes whatever its rows are, in rows."""
+    found = []
+    for rows in PIECES:
+        with Engine(model, context=PROMPT + 512, prefill_chunk=rows, **where, **ALONE) as engine:
+            prefill(engine, 64)
+            found.append(1 / prefill(engine, PROMPT // 2))
+        print(f"one process, pieces of {rows}: {1 / found[-1]:.2f} tokens per second", flush=True)
+    (few, many), (long, short) = PIECES, found
+    fixed = (long - short) / (1 / few - 1 / many)  # seconds of a step besides its rows
+    print(
+        f"  a step takes {fixed:.2f} s besides its rows, as much as {fixed / (short - fixed / many):.0f} rows"
+    )
+
+
 def show(what: str, found: dict[str, float], one: dict[str, float]) -> None:
     print(f"{what}:", {name: round(value, 2) for name, value in found.items()})
     ratios = {name: round(found[name] / one[name], 2) for name in one}
@@ -166,6 +183,8 @@ def speed(
     print("one process:", {name: round(value, 2) for name, value in one.items()}, flush=True)
     if "ceiling" in cases:
         show("two processes by themselves", alone(model, repeat, where, 2), one)
+    if "pieces" in cases:
+        pieces(model, where)
     half = f"0:{open_checkpoint(model).config.layer_count // 2}"
     for chunk in chunks if "stages" in cases else ():
         with staged(model, 2, *flags, prefill_chunk=chunk, layers=half, **shared) as (engine, _):

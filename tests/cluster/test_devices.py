@@ -59,7 +59,7 @@ def staged(
     # A device that has all experts would want them in stacks, which doubles have not.
     monkeypatch.setattr("penstock.engine.planning.plan_for_device", _full)
     engine, port = open_head(model, 2, **shared)
-    hired = Hired(model, port, exact=True)
+    hired = Hired(model, port)
     engine.load()
     return engine, hired
 

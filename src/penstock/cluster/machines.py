@@ -56,6 +56,7 @@ class Machines:
                 max_rewind=o.max_rewind,
                 kv_dtype=o.kv_dtype,
                 simulate_low_precision=o.simulate_low_precision,
+                exact=o.exact,
                 draft=self._checkpoint.has_mtp,
                 chunk=chunk,
                 sessions=o.sessions,

@@ -136,6 +136,7 @@ class StageWorker(Worker):
             max_rewind=terms.max_rewind,
             kv_dtype=terms.kv_dtype,
             simulate_low_precision=terms.simulate_low_precision,
+            exact=terms.exact,
             prefill_chunk=terms.chunk,
             sessions=terms.sessions,
         )

@@ -64,6 +64,11 @@ class Runner(ABC):
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         """See `Architecture.draft`."""
 
+    def piece(self, tokens: int, most: int) -> int:
+        """How many tokens of a prompt with so many are best read in a step, `most` at most."""
+        del tokens
+        return most
+
     def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
         """See `Architecture.settle`."""
 
