@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cryptography")
+
 import penstock
 from penstock import Engine
 from penstock.engine.scheduler import Scheduler
@@ -39,7 +41,7 @@ def staged(head: str, worker: str, boundary: str) -> Iterator[Engine]:
     assert engine.machines is not None
     join = f"127.0.0.1:{engine.machines.head.address[1]}"
     command = [sys.executable, "-m", "penstock", "worker", "--join", join, "--once", *on(worker)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen([*command, "--threads", "4"], env=environment) as other:
         try:
             engine.load()
