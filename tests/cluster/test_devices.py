@@ -122,6 +122,11 @@ def test_a_device_counts_by_its_own_memory_and_how_fast_it_reads(model: Path) ->
     assert measure_layer(checkpoint, device) == token_bytes(one) / device.speeds().memory
 
 
+def test_expert_workers_are_on_the_cpu(model: Path) -> None:
+    with pytest.raises(OptionError, match="expert workers compute on the CPU"):
+        Hired(model, 1, share=0.5, device="cuda")
+
+
 def test_expert_workers_help_heads_on_the_cpu(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(penstock.engine.loader, "choose_backend", lambda *_: Double(free=VRAM))
     with pytest.raises(OptionError, match=r"a head with expert workers .* runs on the CPU"):

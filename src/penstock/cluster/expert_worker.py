@@ -28,6 +28,10 @@ class ExpertWorker(Worker):
     """share: of the experts of every layer, at most; 0: as many as its memory holds."""
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, *more: Any, share: float = 0.0):
+        if options.device not in ("auto", "cpu"):
+            raise OptionError(
+                f"device is {options.device!r}: expert workers compute on the CPU; device cpu does that"
+            )
         super().__init__(checkpoint, options, *more)
         self._share = share
         self.latest: HeldExperts | None = None
