@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation                         # the pocket model, every kind of text and drafter
     python -m benchmarks.speculation --kinds story,tools --draft auto --rounds 20
+    python -m benchmarks.speculation --cluster               # two stages of it, 5 ms from each other; needs root
     python -m benchmarks.speculation --gpu --synth /dev/shm/q2.gguf   # the published widths on a GPU
 
 Every round generates the same text with each drafter in turn, so that whoever disturbs the machine disturbs all; of
@@ -15,6 +16,7 @@ random       sampled at a temperature at which nobody can guess
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -148,6 +150,8 @@ def main() -> None:
     )
     parser.add_argument("--synth", type=Path, help="that model, which is written first if it is not there")
     parser.add_argument("--layers", type=int, help="of that model; all")
+    parser.add_argument("--cluster", action="store_true", help="two stages, with a slow link between them")
+    parser.add_argument("--links", default="5,2.5", help="milliseconds one way, comma-separated")
     asked = parser.parse_args()
     if asked.gpu:
         from benchmarks import speculation_gpu
@@ -156,6 +160,12 @@ def main() -> None:
         rounds, path = min(asked.rounds, 5), asked.synth or asked.model
         speculation_gpu.run(path, layers=asked.layers, tokens=asked.tokens, rounds=rounds, kinds=kinds)
         return
+    if asked.cluster:
+        from benchmarks import speculation_cluster
+
+        kinds = asked.kinds.split(",") if asked.kinds else list(speculation_cluster.KINDS)
+        links, rounds = [float(each) for each in asked.links.split(",")], min(asked.rounds, 3)
+        sys.exit(speculation_cluster.run(asked.model, links, kinds, asked.tokens, rounds))
     neighbours, rows = Neighbours(), []
     for kind in asked.kinds.split(",") if asked.kinds else ASKED:
         rows += measure(asked.model, kind, ["off", *asked.draft.split(",")], asked.tokens, asked.rounds)

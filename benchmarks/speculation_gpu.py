@@ -18,7 +18,6 @@ from benchmarks.forced_drafts import forced
 from benchmarks.gpu import aged, say
 from penstock import Engine, Sampling
 from penstock.engine.engine import RECORDED
-from penstock.engine.speculation import Speculation
 from penstock.weights.synth import plan_synth, write_synth
 
 CONTEXT: Final = 2048
@@ -59,7 +58,8 @@ def answer(engine: Engine, sampling: Sampling, tokens: int) -> tuple[list[int], 
 
 def measure(engine: Engine, kind: str, tokens: int, rounds: int) -> dict[str, Any]:
     sampling = SAMPLINGS.get(kind, GREEDY)
-    drafting = Speculation(("ngram",), RECORDED)
+    drafting = engine.new_speculation()
+    assert drafting is not None
     engine.speculation = None
     wanted, _ = answer(engine, sampling, tokens)
     text = [*aged(engine, CONTEXT).tokens, 5, *wanted]

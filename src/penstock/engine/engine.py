@@ -74,8 +74,7 @@ class Engine:
         self.written = self.loader.written
         self.machines = self.loader.machines
         self.stepper = Stepper(self.loader, self.config.vocab_size)
-        fresh = RECORDED if isinstance(self.backend, DeviceBackend) else 0
-        self.speculation = Speculation(self.drafters, fresh) if self.drafters else None
+        self.speculation = self.new_speculation()
         if load:
             self.load(progress)
 
@@ -240,6 +239,11 @@ class Engine:
             return ()
         found = {"ngram": chosen in ("auto", "ngram"), "mtp": self.checkpoint.has_mtp}
         return tuple(name for name, drafts in found.items() if drafts)
+
+    def new_speculation(self) -> Speculation | None:
+        """What learns about drafts, with nothing learned yet; None if nobody drafts."""
+        fresh = RECORDED if isinstance(self.backend, DeviceBackend) else 0
+        return Speculation(self.drafters, fresh) if self.drafters else None
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 

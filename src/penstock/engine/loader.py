@@ -42,7 +42,7 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
-        self.drafts = options.draft in ("mtp", "ngram") or options.may_draft
+        self.drafts = options.draft != "off"
         if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
             # A draft block would follow every step and take memory that experts could have.
             self.checkpoint = self.part = checkpoint.without_draft()

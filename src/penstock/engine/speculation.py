@@ -252,7 +252,7 @@ class Speculator:
     ) -> list[Draft]:
         begin = time.perf_counter()
         drafts = drafter.propose(session, token, most, least)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin + session.engine.stepper.draft_seconds
         record.took(len(drafts), seconds)
         self._shared.drafting += seconds
         return drafts
