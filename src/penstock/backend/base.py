@@ -137,7 +137,12 @@ class DividedLease(ABC):
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
         """Decides for a step of few rows, ids [rows, count], and begins to bring what the device is to have.  Gives
         tables of what the host is to compute, as it comes; each is good until the next is asked for.  In the end
-        `places` is right, and the device can be asked to compute the rest."""
+        `places` is right, and the device can be asked to compute the rest once it has what was brought."""
+
+    @abstractmethod
+    def waited(self, idle: float, host: float, link: float) -> None:
+        """Seconds that the host waited for this turn, and that the device waited in the one before: for the host,
+        then for what was brought."""
 
     @abstractmethod
     def settle(self) -> None:

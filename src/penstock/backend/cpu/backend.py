@@ -15,6 +15,7 @@ from penstock.backend.cpu.states import CpuStates
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight, check_decoding
 from penstock.backend.device import HostBackend
 from penstock.backend.state import StateLayout
+from penstock.native.library import native
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 # Interpreter and libraries: 45 MiB for an engine alone (`python -m benchmarks.start`), about twice that in a server.
 PROGRAM: Final = 96 << 20
+
+BESIDE: Final = (
+    400  # microseconds between two shares of a device's layers: as long as threads watch for the next
+)
 
 
 class CpuBackend(HostBackend):
@@ -71,6 +76,7 @@ class CpuBackend(HostBackend):
     def share(
         self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
     ) -> CpuShare:
+        native().ps_threads_patience(BESIDE)
         return CpuShare(x, ids, weights, out, limit, self.threads)
 
     def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:

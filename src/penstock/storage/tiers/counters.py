@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class TierCounters:
-    """Counted in experts of a layer's turn.  Seconds are the host's."""
+    """Counted in experts of a layer's turn.  Seconds are the host's, unless they say otherwise."""
 
     device_hits: int = 0  # in the device's memory already
     device_misses: int = 0
@@ -18,7 +18,10 @@ class TierCounters:
     on_host: int = 0  # of the misses: computed by the host
     link_bytes: int = 0
     host_seconds: float = 0.0  # computing
+    idle_seconds: float = 0.0  # waiting for the device to say which experts
     disk_stall_seconds: float = 0.0  # waiting for the disk
+    host_stall_seconds: float = 0.0  # the device's: waiting for the host
+    link_stall_seconds: float = 0.0  # the device's: then waiting for experts on their way
 
     def totals(self) -> dict[str, Any]:
         return asdict(self)

@@ -226,7 +226,12 @@ class TieredLease(Lease, DividedLease):
         except BaseException:
             placement.lost(self.block, list(coming))
             raise
-        self.slots.join()
+
+    def waited(self, idle: float, host: float, link: float) -> None:
+        counters = self.store.counters
+        counters.idle_seconds += idle
+        counters.host_stall_seconds += host
+        counters.link_stall_seconds += link
 
     def settle(self) -> None:
         ids, self._asked = self._asked, None

@@ -1,5 +1,6 @@
 """A layer's experts where the card has some of them, and the host's processors compute others at the same time."""
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.exchange import Exchange, Receive, Send
 from penstock.backend.cuda.experts import Down, Up, up_forms
 from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, forms_of
-from penstock.backend.cuda.launch import cut
+from penstock.backend.cuda.launch import Turn, take_turn
 from penstock.backend.cuda.placed import CudaExpert
 from penstock.backend.cuda.prefill_experts import Groups, combine
 from penstock.backend.cuda.prefill_products import MOST, HalfRows, Items, multiply, multiply_swiglu
@@ -62,7 +63,8 @@ class Divided:
         )
         self._before: list[Launch] = []
         self._meanwhile: list[Launch] = []  # what the host need not wait for
-        self._after: list[Launch] = [Receive(self._exchange)]
+        self._after: list[Launch] = [Receive(self._exchange, lease.slots.arrived)]
+        self._turn = Turn(self._answer, self._exchange.give_up, lease.at_hand)
         for a, b, image in images:
             self._add(a, b, image, lease.slots)
         out = workspace.take("experts", spec.hidden)[: self._rows]
@@ -83,7 +85,7 @@ class Divided:
         out = workspace.take("experts", spec.hidden)[a:b]
         decide: list[Launch] = [
             Dense([router.gate], image, [logits], rows),
-            Send(self._exchange, chosen, image, a),
+            Send(self._exchange, chosen, image, a, b == self._rows),
         ]
         up = Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=self._exchange.places)
         if {shared.gate_up.kind, shared.down.kind} == {types.Q8_0} and shared.gate_up.rows == width:
@@ -111,23 +113,25 @@ class Divided:
 
     def run(self) -> None:
         run(self._before)
-        cut(self._exchange.sent)
         run(self._meanwhile)
-        cut(self._decide)
+        take_turn(self._turn)
         run(self._after)
 
-    def _decide(self) -> None:
-        exchange, live = self._exchange, self._memory.live
-        later, self._memory.later = self._memory.later, self._lease.settle
+    def _answer(self) -> None:
+        exchange, live, lease = self._exchange, self._memory.live, self._lease
+        later, self._memory.later = self._memory.later, lease.settle
         if later is not None:
             later()  # of the layer before
+        begin = time.perf_counter()
         exchange.wait()
+        lease.waited(time.perf_counter() - begin, *exchange.waits())
         rows = live if padded(live) == self._rows else self._rows
-        lease, out = self._lease, exchange.host_sum
+        out = exchange.host_sum
         computed = self._share.run(lease.turn(exchange.ids[:rows]), rows, lease.at_hand)
         if computed and rows < self._rows:
             out[rows:] = out[rows - 1]  # rows behind the last repeat it
-        exchange.answer(self._lease.places, computed)
+        assert isinstance(lease.slots, CudaExpertSlots)
+        exchange.answer(lease.places, computed, lease.slots.arrivals)
 
 
 def divided_forms(shared: CudaExpert, router: "CudaRouter", slots: CudaExpertSlots, rows: int) -> int:
