@@ -150,31 +150,25 @@ class Recording:
         self.give_up: Callable[[], object] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._turns: list[Callable[[], object]] = []  # of the graph that is being recorded
-        self._before: list[Callable[[], object]] = []  # of the one before it
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(capture_error_mode="thread_local")
-        self._before, self._turns = self._turns, []
 
     def end(self) -> None:
-        """A graph is launched before the host has its turns in the one before: the card never waits for a launch."""
+        """The next graph is launched when the host has had its turns in this one: until then the card may be waiting
+        for it, and the first launch of a graph for the card."""
         assert self._graph is not None
         self._graph.capture_end()
-        self.parts += [self._graph.replay, *self._before]
-        self._before = []
+        self.parts += [self._graph.replay, *self._turns]
+        self._turns = []
 
     def turn(self, turn: Turn) -> None:
         self.give_up = turn.give_up
         self._turns.append(turn.answer)
         if not turn.ahead:
             self.end()
-            self.finish()
             self.begin()
-
-    def finish(self) -> None:
-        self.parts += self._turns
-        self._turns = []
 
 
 _recordings: list[Recording] = []  # the one that is under way
@@ -209,7 +203,6 @@ def capture(work: Callable[[], object]) -> Recording:
                 work()
             finally:
                 recording.end()
-                recording.finish()
     finally:
         _recordings.remove(recording)
     return recording
