@@ -14,6 +14,10 @@ One engine runs them: smaller budgets are slots that it gives up.
 With fewer layers than the published model has, budgets shrink so that tiers hold the same share of the experts, and
 speeds are those of all layers: the time of a token grows with them.  Weights are random: what is chosen is uniform,
 or follows Zipf's law with `--skew`.  Every line is JSON.
+
+The disk's case is to be run in a memory group of that size, whose peak is printed:
+
+    systemd-run --user --scope -p MemoryMax=34G python -m benchmarks.tiers … --cases disk
 """
 
 import argparse
@@ -39,8 +43,11 @@ from penstock.engine.planning import make_engine_plan
 from penstock.engine.sampling import Sampling
 from penstock.errors import BudgetError
 from penstock.machine.gpu import read_gpu_memory
+from penstock.machine.groups import find_groups
+from penstock.machine.kernel_files import text
 from penstock.machine.memory import resident_bytes
 from penstock.storage.plan import Plan
+from penstock.storage.tiers.division import Times
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imagined import imagine
 from penstock.weights.opening import open_checkpoint
@@ -51,6 +58,7 @@ GIB = 1 << 30
 CONTEXT = 16384
 SAMPLING = Sampling(temperature=1.0, seed=1, ignore_eos=True)
 WARM, TOKENS = 12, 40
+COUNTED = ("device_hits", "copied", "on_host", "disk_reads", "ahead_right", "ahead_wrong")  # experts of a token
 KNOWN = ("24", "12", "alone", "2k", "8k", "disk", "parts")
 
 
@@ -126,15 +134,25 @@ def give_up(engine: Engine, scaled: Scaled, vram: int) -> None:
     say("given up", vram=vram / GIB, slots=tiers.stats()["slots"])
 
 
-def peaks(engine: Engine, before: int) -> dict[str, float]:
-    counted = read_gpu_memory(0)
+def peaks(engine: Engine, before: int) -> dict[str, float | None]:
+    counted, group = read_gpu_memory(0), group_peak()
     used = 0 if counted is None else counted.total - counted.free - before
     assert engine.plan.budget is not None
     return {
         "vram_used": round(used / GIB, 2),
         "vram_budget": round(engine.plan.budget / GIB, 2),
         "resident": round((resident_bytes() or 0) / GIB, 2),
+        "group_peak": None if group is None else round(group / GIB, 2),
     }
+
+
+def group_peak() -> int | None:
+    """The most that the memory group of this process has held, a RAM disk's files included."""
+    for folder in find_groups("memory").folders[:1]:
+        for name in ("memory.peak", "memory.max_usage_in_bytes"):
+            if (found := text(folder / name)) is not None:
+                return int(found)
+    return None
 
 
 def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
@@ -173,11 +191,12 @@ def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
         case, tokens_per_second=round(speed, 2), binds=binds, ms=round(mean * 1e3, 2),
         median_ms=round(statistics.median(times[WARM:]) * 1e3, 2), layers=engine.config.layer_count,
         us_a_layer=round(mean / engine.config.layer_count * 1e6), besides_ms=round(rest * 1e3, 2),
+        of_bound=round(max(parts.values()) / mean, 2),
         parts_ms={name: round(value * 1e3, 2) for name, value in parts.items()},
         host_us_a_layer={name: round(value * layer) for name, value in host.items()},
         card_us_a_layer={name: round(value * layer) for name, value in card.items()},
         hit_rate=round(each["device_hits"] / (each["device_hits"] + each["device_misses"]), 3),
-        experts={name: round(each[name], 1) for name in ("device_hits", "copied", "on_host", "disk_reads")},
+        experts={name: round(each[name], 1) for name in COUNTED},
         link_megabytes=round(each["link_bytes"] / 1e6, 1), **peaks(engine, before),
     )  # fmt: skip
     return speed
@@ -190,7 +209,7 @@ def parts(engine: Engine) -> None:
     assert isinstance(backend, DeviceBackend)
     store, processors = tiers.experts, backend.beside
     assert isinstance(processors, CpuBackend)
-    slots, there = store.pools[0].slots, dict(list(store.pools[0].placement.slot_of.items())[:40])
+    slots, there = store.pools[0].slots, dict(sorted(store.pools[0].placement.slot_of.items())[:40])
 
     def copy(experts: Sequence[HostExpert]) -> None:
         for slot, expert in zip(there.values(), experts, strict=True):  # once more to where they are
@@ -201,7 +220,7 @@ def parts(engine: Engine) -> None:
         work()
         return time.perf_counter() - begin
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"as measured": [round(each * 1e6, 1) for each in _flat(store.division.times)]}
     with store.host.sample(list(there)) as experts:
         copy(experts)
         slots.wait()
@@ -212,6 +231,15 @@ def parts(engine: Engine) -> None:
         copy(experts)
         slots.wait()
         found["link_us"] = round((time.perf_counter() - begin) / len(experts) * 1e6, 1)
+        for run in (1, 2, 4):
+            groups = [experts[first : first + run] for first in range(0, len(experts) - run + 1, run)]
+            begin = time.perf_counter()
+            for number, group in enumerate(groups):
+                slots.bring_all(list(there.values())[number * run : (number + 1) * run], group)
+            slots.wait()
+            found[f"link_us, {run} together"] = round(
+                (time.perf_counter() - begin) / run / len(groups) * 1e6, 1
+            )
         own = [expert for expert in experts if isinstance(expert, CpuExpert)]
         threads = processors.threads
         for count in (1, 2, 4):
@@ -224,6 +252,11 @@ def parts(engine: Engine) -> None:
                 slots.wait()
                 found[f"{count} by {used} threads"] = [round(alone * 1e6, 1), round(both * 1e6, 1)]
     say("an expert, microseconds: processors alone, beside copies", **found)
+
+
+def _flat(times: Times) -> list[float]:
+    """Link, ask, call, then the host by rows."""
+    return [times.link, times.ask, times.call, *times.host]
 
 
 def machine() -> dict[str, str]:

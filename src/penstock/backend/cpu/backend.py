@@ -71,18 +71,17 @@ class CpuBackend(HostBackend):
 
     # ── beside a device ───────────────────────────────────────────────────────────────────────────────────
 
-    together = 4
-
     def share(
         self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
     ) -> CpuShare:
         native().ps_threads_patience(BESIDE)
         return CpuShare(x, ids, weights, out, limit, self.threads)
 
-    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
-        return expert_work(
-            [each for each in experts if isinstance(each, CpuExpert)], rows, self.together, self.threads
-        )
+    def expert_work(
+        self, experts: Sequence[HostExpert], rows: int, together: int
+    ) -> list[Callable[[], None]]:
+        own = [each for each in experts if isinstance(each, CpuExpert)]
+        return expert_work(own, rows, together, self.threads)
 
     @property
     def program_bytes(self) -> int:

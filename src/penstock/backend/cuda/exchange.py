@@ -29,7 +29,8 @@ class _Words(ctypes.Structure):
 
 class _Send(ctypes.Structure):
     _fields_ = (
-        ("routing", RoutingArgument), ("words", _Words), ("x", VOID), ("ids", VOID), ("weights", VOID), ("to", VOID),
+        ("routing", RoutingArgument), ("next", RoutingArgument), ("words", _Words), ("x", VOID), ("ids", VOID),
+        ("weights", VOID), ("likely", VOID), ("to", VOID),
         ("x_stride", INT), ("width", INT), ("rows", INT), ("last", INT),
     )  # fmt: skip
 
@@ -63,13 +64,14 @@ class Exchange:
             "x": torch.zeros(rows, hidden).pin_memory(),
             "places": torch.zeros(experts, dtype=torch.int32).pin_memory(),
             "sum": torch.zeros(rows, hidden).pin_memory(),
+            "likely": torch.zeros(count, dtype=torch.int64).pin_memory(),
             "sent": torch.zeros(1, dtype=torch.int32).pin_memory(),
             "answered": torch.zeros(1 + LANES, dtype=torch.int32).pin_memory(),
             "times": torch.zeros(2, 4, dtype=torch.int64).pin_memory(),
         }
         host = {name: each.numpy() for name, each in self._pinned.items()}
         self.ids, self.weights, self.x = host["ids"], host["weights"], host["x"]
-        self.host_places, self.host_sum = host["places"], host["sum"]
+        self.host_places, self.host_sum, self.likely = host["places"], host["sum"], host["likely"]
         self._sent, self._answered = host["sent"].view(np.uint32), host["answered"].view(np.uint32)
         self._times = host["times"]
         self.places = torch.zeros(experts, dtype=torch.int32, device="cuda")
@@ -115,23 +117,36 @@ class Exchange:
 
 
 class Send:
-    """Rows [first, …) of a step: their inputs, and the experts that they choose.  last: no others follow in a turn"""
+    """Rows [first, …) of a step: their inputs, and the experts that they choose.
 
-    def __init__(self, exchange: Exchange, router: Router, image: Image, first: int, last: bool):
+    last    no others follow in a turn
+    likely  what the first row would choose in the next layer
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        router: Router,
+        image: Image,
+        first: int,
+        last: bool,
+        likely: Router | None = None,
+    ):
         # The floats are the last of an image's forms.
         before = input_bytes(image.columns, image.rows, image.forms) - input_bytes(
             image.columns, image.rows, FLOATS
         )
         self._argument = _Send(
-            router.argument(), exchange.words, address(image.data) + before, exchange.address_of("ids", first),
-            exchange.address_of("weights", first), exchange.address_of("x", first), 4 * image.columns + 32,
-            exchange.hidden, image.rows, last,
+            router.argument(), RoutingArgument() if likely is None else likely.argument(), exchange.words,
+            address(image.data) + before, exchange.address_of("ids", first), exchange.address_of("weights", first),
+            exchange.address_of("likely"), exchange.address_of("x", first), 4 * image.columns + 32, exchange.hidden,
+            image.rows, last,
         )  # fmt: skip
-        self._keep, self._rows = (exchange, router, image), image.rows
+        self._keep, self._blocks = (exchange, router, image, likely), 1 + image.rows + (likely is not None)
         self._kernel = module("tiers.cu").kernel("send_rows")
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(1 + self._rows, 512, (self._argument,), overlap)
+        self._kernel.launch(self._blocks, 512, (self._argument,), overlap)
 
 
 class Receive:

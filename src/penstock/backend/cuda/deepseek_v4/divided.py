@@ -54,6 +54,8 @@ class Divided:
         )
         self._rows, routing, workspace = images[-1][1], router.spec, memory.workspace
         self._ahead = ahead
+        # With several rows the next layer would need more than the link brings meanwhile.
+        self._next = router.following if self._rows == 1 and lease.guesses else None
         shape = (self._rows, routing.count, router.gate.rows, spec.hidden)
         self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
         sent = self._exchange
@@ -83,9 +85,14 @@ class Divided:
             ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
         )
         out = workspace.take("experts", spec.hidden)[a:b]
+        gates, outputs, likely = [router.gate], [logits], None
+        if self._next is not None:
+            gates.append(self._next.gate)
+            outputs.append(workspace.take("next router logits", router.gate.rows)[a:b])
+            likely = Router(outputs[1], routing.count, routing.scale, self._next.bias)
         decide: list[Launch] = [
-            Dense([router.gate], image, [logits], rows),
-            Send(self._exchange, chosen, image, a, b == self._rows),
+            Dense(gates, image, outputs, rows),
+            Send(self._exchange, chosen, image, a, b == self._rows, likely),
         ]
         up = Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=self._exchange.places)
         if {shared.gate_up.kind, shared.down.kind} == {types.Q8_0} and shared.gate_up.rows == width:
@@ -124,7 +131,7 @@ class Divided:
             later()  # of the layer before
         begin = time.perf_counter()
         exchange.wait()
-        lease.waited(time.perf_counter() - begin, *exchange.waits())
+        idle = time.perf_counter() - begin
         rows = live if padded(live) == self._rows else self._rows
         out = exchange.host_sum
         computed = self._share.run(lease.turn(exchange.ids[:rows]), rows, lease.at_hand)
@@ -132,6 +139,9 @@ class Divided:
             out[rows:] = out[rows - 1]  # rows behind the last repeat it
         assert isinstance(lease.slots, CudaExpertSlots)
         exchange.answer(lease.places, computed, lease.slots.arrivals)
+        lease.waited(idle, *exchange.waits())
+        if self._next is not None:
+            lease.ahead(exchange.likely)
 
 
 def divided_forms(shared: CudaExpert, router: "CudaRouter", slots: CudaExpertSlots, rows: int) -> int:
@@ -154,9 +164,10 @@ def run_waves(
         begin, end = ends[first], ends[last]
         if begin == end:
             continue
-        places = torch.from_numpy(lease.places).to("cuda", dtype=torch.int64)
+        # By way of pinned memory: from any other the host would wait until the card has come here, and the link rest.
+        places = torch.from_numpy(lease.places).pin_memory().to("cuda", non_blocking=True)
         tiles = items.tiles[begin:end].clone()
-        tiles[:, 0] = places[tiles[:, 0].long()].int()
+        tiles[:, 0] = places[tiles[:, 0].long()]
         count = torch.full((1,), end - begin, dtype=torch.int32, device="cuda")
         multiply_swiglu(slots.gate_up, x, acts, limit, Items(tiles, count, items.gather))
         multiply([slots.down], acts, [terms], items=Items(tiles, count, None, items.factors))

@@ -40,11 +40,12 @@ struct Words {
 };
 
 struct Send {
-    Routing routing;
+    Routing routing, next;  // next: of the layer behind, whose choice for the first row is likely to be this
     Words words;
     const char* x;        // [rows] floats
     long long* ids;       // the host's: [rows, count]
     float* weights;       // [rows, count]
+    long long* likely;    // [count]
     float* to;            // [rows, width]
     int x_stride, width, rows, last;  // x_stride: bytes; last: of the launches of a turn
 };
@@ -56,21 +57,22 @@ PS_DEVICE u64 now() {  // nanoseconds
 }
 PS_DEVICE u64* times_of(const Words& w, u32 turn) { return w.times + turn % 2 * 4; }
 
-// The first block chooses, as the experts' kernel will do it; then a block a row.
+// The first block chooses, as the experts' kernel will do it; then a block a row; then perhaps one for the next layer's choice.
 extern "C" __global__ void __launch_bounds__(512) send_rows(const __grid_constant__ Send p) {
     __shared__ __align__(16) Choice choice;
     __shared__ __align__(16) float scratch[2 * MAX_ROWS * MAX_EXPERTS];
     wait_for_previous();
-    if (blockIdx.x > 0) {
-        const int row = blockIdx.x - 1;
+    if (const int row = blockIdx.x - 1; row >= 0 && row < p.rows) {
         const float* x = reinterpret_cast<const float*>(p.x + static_cast<size_t>(row) * p.x_stride);
         for (int i = threadIdx.x; i < p.width; i += blockDim.x) p.to[static_cast<size_t>(row) * p.width + i] = x[i];
     } else {
-        choose(p.routing, p.rows, choice, scratch);
-        const int count = p.routing.count;
-        if (const int row = threadIdx.x / MAX_COUNT, k = threadIdx.x % MAX_COUNT; row < p.rows && k < count) {
-            p.ids[row * count + k] = choice.chosen.ids[row][k];
-            p.weights[row * count + k] = choice.chosen.weights[row][k];
+        const bool own = row < 0;
+        const Routing& routing = own ? p.routing : p.next;
+        choose(routing, own ? p.rows : 1, choice, scratch);
+        const int count = routing.count, of = threadIdx.x / MAX_COUNT, k = threadIdx.x % MAX_COUNT;
+        if (k < count && of < (own ? p.rows : 1)) {
+            (own ? p.ids : p.likely)[of * count + k] = choice.chosen.ids[of][k];
+            if (own) p.weights[of * count + k] = choice.chosen.weights[of][k];
         }
     }
     __threadfence_system();
