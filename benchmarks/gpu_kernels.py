@@ -70,7 +70,7 @@ def random_packed(kind: WeightType, rows: int, columns: int, count: int = 1, pai
 
 def milliseconds(work: Callable[[], None], repeats: int = 15) -> float:
     work()
-    (launch,) = capture(work)
+    (launch,) = capture(work).parts
     times: list[float] = []
     for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -39,6 +39,17 @@ class CudaRouter(v4.Router):
         self.gate = spec.gate.packed()
         self.bias = None if spec.bias is None else vector(spec.bias)
         self.table = None if spec.table is None else torch.from_numpy(spec.table.astype(np.int32)).cuda()
+        self._number = len(memory.routers)
+        memory.routers.append(self)
+
+    @property
+    def following(self) -> "CudaRouter | None":
+        """The next layer's, if it can be guessed what it will choose."""
+        routers, number = self.memory.routers, self._number + 1
+        found = routers[number] if number < len(routers) else None
+        return (
+            found if found is not None and found.table is None and found.gate.kind is self.gate.kind else None
+        )
 
     def run(self, x: SublayerInput | HalfRows, batch: Batch) -> tuple[Routed, None]:
         del x  # the experts have it too
