@@ -37,10 +37,12 @@ class ComputeCosts:
         self._medians: dict[int, float] = {}
         self._seen: dict[int, int] = {}  # when each width was seen last, in steps
         self._steps = 0
-        self._found: dict[int, float] = {}  # what was asked for since the latest step
+        self._known: dict[int, float] = {}  # of widths that were seen of late, as of the latest step
+        self._found: dict[int, float] = {}  # what was asked for since then
 
     def told(self, rows: int, seconds: float) -> None:
         self._steps += 1
+        self._known.clear()
         self._found.clear()
         latest = self._latest.get(rows)
         if latest is None:  # the first of its kind: code and memory were not at hand yet
@@ -59,14 +61,15 @@ class ComputeCosts:
 
     def _estimate(self, rows: int) -> float:
         """Of widths that were not seen of late: on a line through others.  No row costs less than nothing."""
-        known, least = {}, inf
-        for width in sorted(self._medians, reverse=True):
-            if self._steps - self._seen[width] <= STALE or width == min(self._medians):
-                known[width] = least = min(least, self._medians[width])
+        known, least = self._known, inf
+        if not known:
+            fewest = min(self._medians, default=0)
+            for width in sorted(self._medians, reverse=True):
+                if width == fewest or self._steps - self._seen[width] <= STALE:
+                    known[width] = least = min(least, self._medians[width])
         below = max((width for width in known if width <= rows), default=None)
         if below is None:
-            fewest = min(known, default=None)
-            return 0.0 if fewest is None else known[fewest] / (1 + FIRST * (fewest - rows))
+            return known[min(known)] / (1 + FIRST * (min(known) - rows)) if known else 0.0
         found, first = known[below], min(known)
         if below == rows:
             return found
@@ -151,12 +154,14 @@ def best_depth(
 
     chances: of each draft, if those before it are right; drafting: what making so many drafts takes
     """
-    plain = rows / costs.at(rows) if costs.at(rows) else 0.0
+    each = costs.at(rows) / rows  # what a token takes without any
     depth, gain, all_right, expected = 0, 1.0, 1.0, float(rows)
     for count, chance in enumerate(chances, 1):
         all_right *= chance
         expected += all_right
-        seconds = costs.at(rows + count) + (drafting.at(count) if drafting is not None else 0.0)
-        if plain and seconds and expected / seconds / plain > max(gain, GAIN):
-            depth, gain = count, expected / seconds / plain
+        seconds = costs.at(rows + count)
+        if drafting is not None:
+            seconds += drafting.at(count)
+        if seconds and expected * each / seconds > max(gain, GAIN):
+            depth, gain = count, expected * each / seconds
     return depth, gain

@@ -94,6 +94,7 @@ class MappedExperts(ExpertStore):
         experts, blocks = checkpoint.config.experts, checkpoint.blocks
         self._leases = {block: ResidentLease(backend.expert_table(experts)) for block in blocks}
         self._described = {block: np.zeros(experts, bool) for block in blocks}  # are in the block's table
+        self._whole: set[str] = set()  # blocks of which all are
         self.heat = Heat(blocks, experts)
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
@@ -104,8 +105,9 @@ class MappedExperts(ExpertStore):
         return self._leases[block]
 
     def whole(self, block: str) -> ExpertTable:
-        if not self._described[block].all():
+        if block not in self._whole:
             self._describe(block, np.arange(len(self._described[block])))
+            self._whole.add(block)
         return self._leases[block].table
 
     def used(self, block: str, ids: NDArray[np.int64]) -> None:
