@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import Backend, Logits
 from penstock.backend.device import DeviceBackend
-from penstock.backend.state import StatePool, Step
+from penstock.backend.state import DRAFTS, StatePool, Step
 from penstock.cluster.boundary import arriving, leaving
 from penstock.cluster.choosing import Best, answered, choose
 from penstock.cluster.message import Message, take
@@ -136,6 +136,7 @@ class Stage:
         shape, found = (step.rows, *architecture(config).boundary(config)), message.arrays["streams"]
         if found.shape != shape or found.dtype not in (np.float32, np.uint16):
             raise ClusterError(f"stage {self.number + 1} got {found.dtype} {found.shape}, expected {shape}")
+        self.runner.keep_up(message.fields.get("follow", True))
         streams = self.forward(step, arriving(self.backend, found))
         return self.passed_on(message, step, streams)
 
@@ -193,7 +194,35 @@ class Stage:
             for sequence, first, end in zip(slots, step.starts, step.starts[1:], strict=False):
                 rows = (step.logits >= first) & (step.logits < end)
                 self._logits[sequence] = (number, logits[rows].copy())
+        self._draft(message, step, [each.token for each in best])
         return message
+
+    def _draft(self, message: Message, step: Step, best: list[int]) -> None:
+        """Guesses on from the likeliest tokens, best [rows that want logits], before anybody has asked.  A sequence's
+        own drafts count as far as they are likeliest too, as the head will find if it does not draw others."""
+        wanted = message.fields.pop("draft", None)
+        if wanted is None or not self.runner.checkpoint.has_mtp:
+            return
+        most, least = wanted
+        begin, found, context = time.perf_counter(), list[list[Any]](), self.states.layout.context
+        parts = zip(message.fields["slots"], step.slots, step.starts, step.starts[1:], strict=False)
+        for number, slot, first, end in parts:
+            at = int(np.searchsorted(step.logits, first))
+            if end - first > 1 + DRAFTS or step.logits[at : at + end - first].tolist() != [
+                *range(first, end)
+            ]:
+                continue  # it reads its prompt
+            read, right = step.tokens[first + 1 : end].tolist(), 0
+            while right < len(read) and best[at + right] == read[right]:
+                right += 1
+            token, position = best[at + right], int(step.positions[first]) + right + 1
+            # Places of rings that need not count are for all of a step's drafts together.
+            most_here = min(most, DRAFTS - right, context - position - 1)
+            if token >= 0 and most_here > 0:
+                guesses = self.runner.draft(slot, position, token, most_here, least)
+                tokens, chances = [guess for guess, _ in guesses], [chance for _, chance in guesses]
+                found.append([number, position, token, tokens, chances])
+        message.fields["drafts"], message.fields["draft_seconds"] = found, time.perf_counter() - begin
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,7 +248,6 @@ class Stage:
             "tensors": self._tensors,
             "restore": self._restore,
             "draft_logits": self._draft_logits,
-            "draft": self._draft,
             "park": self._park,
         }
         answer = answers.get(what)
@@ -247,14 +275,6 @@ class Stage:
         if self.is_last:
             row = self.runner.draft_logits(self._slots[number], position, token)
             message.arrays["logits"] = np.asarray(row)
-
-    def _draft(
-        self, message: Message, number: int, position: int, token: int, most: int, least: float
-    ) -> None:
-        if self.is_last:
-            found = self.runner.draft(self._slots[number], position, token, most, least)
-            message.arrays["tokens"] = np.array([guess for guess, _ in found], np.int64)
-            message.arrays["chances"] = np.array([chance for _, chance in found], np.float64)
 
     # ── what others may know ──────────────────────────────────────────────────────────────────────────────
 

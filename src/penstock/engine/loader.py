@@ -42,14 +42,16 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
-        self.drafts = options.draft in ("mtp", "ngram") or options.may_draft
+        self.drafts = options.draft != "off"
         if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
-            # Nobody drafts where the next step begins before its token is known.
-            self.drafts, self.checkpoint = False, checkpoint.without_draft()
+            # A draft block would follow every step and take memory that experts could have.
+            self.checkpoint = checkpoint.without_draft()
             self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
         self.plan, self.context = self._make_plan()
-        if self.plan.mode == "direct" and options.draft == "auto":
-            self.drafts = False  # experts that come from disk: a wrong guess would read them for nothing
+        if options.draft == "auto" and (self.plan.mode == "direct" or self.plan.tiers is not None):
+            self.drafts = (
+                False  # experts that come from elsewhere: a wrong guess would bring them for nothing
+            )
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
             self.states = open_states(self.backend, self.layout, self.plan)

@@ -28,6 +28,7 @@ class Runner(ABC):
     model: Architecture  # what this process has of it
     storage: Storage  # where its weights are
     depth = 1  # steps that can be under way at the same time
+    draft_seconds = 0.0  # of the latest step, what went into drafts that came with its logits
 
     def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
         """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed.  progress:

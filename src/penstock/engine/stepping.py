@@ -280,6 +280,11 @@ class Stepper:
                 self._loader.runner.keep_up(wanted)
 
     @property
+    def draft_seconds(self) -> float:
+        """See `Runner.draft_seconds`."""
+        return 0.0 if self._loader.runner is None else self._loader.runner.draft_seconds
+
+    @property
     def waits(self) -> tuple[int, float]:
         """Since the weights were loaded: bytes of experts that had to come, and seconds of waiting for them."""
         return (0, 0.0) if self._loader.runner is None else self._loader.runner.waits()
