@@ -120,7 +120,6 @@ class FakeDevice(DeviceBackend):
         raise NotImplementedError
 
     beside: Any = None
-    host_bf16: Any = _nothing
     slot_bytes: Any = _nothing
     slot_step: Any = _nothing
     bringing_bytes: Any = _nothing

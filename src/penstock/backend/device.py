@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import (
-    Array,
     Backend,
     Bytes,
     ExpertSlots,
@@ -93,10 +92,6 @@ class DeviceBackend(Backend):
     @abstractmethod
     def stats(self) -> dict[str, Any]:
         """The device's name, its memory as its driver counts it, and how steps were launched."""
-
-    @abstractmethod
-    def host_bf16(self, array: Array, rows: int) -> NDArray[np.uint16]:
-        """The first rows of floats on the host (`host`), rounded on the device to the bits of bfloat16."""
 
     @abstractmethod
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> ExpertStack:

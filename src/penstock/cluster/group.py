@@ -197,3 +197,18 @@ def _first_line(error: Exception) -> str:
     with suppress(ValueError):
         line = line[line.index("] ") + 2 :]
     return line.split(". This is typically")[0]
+
+
+def as_boundary(streams: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """Streams as they cross from stage to stage."""
+    if dtype == "f32":
+        return streams
+    rounded = torch.from_numpy(streams).to(torch.bfloat16).view(torch.uint16)
+    return rounded.numpy()
+
+
+def from_boundary(crossed: NDArray[Any]) -> NDArray[np.float32]:
+    """The way back."""
+    if crossed.dtype == np.float32:
+        return crossed
+    return torch.from_numpy(crossed).view(torch.bfloat16).to(torch.float32).numpy()

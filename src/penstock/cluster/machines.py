@@ -29,7 +29,7 @@ class Machines:
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions):
         self._checkpoint, self._options = checkpoint, options
         self.head = Head(checkpoint, options)
-        self._pipeline = Pipeline(self.head)
+        self._pipeline = Pipeline(self.head, options.boundary)
         self.likely_part = checkpoint.slice(self.head.tiling.head)
 
     def without_draft(self) -> Checkpoint:
@@ -79,13 +79,7 @@ class Machines:
         pipeline = self._pipeline
         if pipeline.stage is None:
             states = open_states(self._backend, layout, plan)
-            pipeline.stage = Stage(
-                0,
-                self._backend,
-                states,
-                lambda: self._local(part, states, plan, tell),
-                self._options.boundary,
-            )
+            pipeline.stage = Stage(0, self._backend, states, lambda: self._local(part, states, plan, tell))
         else:
             kept = pipeline.stage.states
             pipeline.stage.open_with(lambda: self._local(part, kept, plan, tell))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import penstock.errors
 from penstock.cluster.choosing import Ask
-from penstock.cluster.group import ASIDE, CHAIN, Group
+from penstock.cluster.group import ASIDE, CHAIN, Group, as_boundary
 from penstock.cluster.head import Head
 from penstock.cluster.message import Message
 from penstock.cluster.stage import Order, Stage
@@ -53,8 +53,8 @@ class Reply:
 class Epoch(Ask):
     """One group, from when it is there until it breaks."""
 
-    def __init__(self, group: Group, progress: Callable[[], int]):
-        self.group, self._progress = group, progress
+    def __init__(self, group: Group, boundary: str, progress: Callable[[], int]):
+        self.group, self._boundary, self._progress = group, boundary, progress
         self.orders: deque[Order] = deque()  # that go with the next message
         self._sending = threading.Lock()
         self._replies: dict[int, Reply] = {}
@@ -75,6 +75,8 @@ class Epoch(Ask):
 
     def through(self, message: Message) -> Callable[[], Message]:
         """Sends a message to the next stage, and through all of them; the result waits until it is back."""
+        if "streams" in message.arrays:
+            message.arrays["streams"] = as_boundary(message.arrays["streams"], self._boundary)
         with self._sending:
             message.fields["orders"] = [self.orders.popleft() for _ in range(len(self.orders))]
             return self._send(self._chain.send, message)
@@ -113,15 +115,15 @@ class Epoch(Ask):
 class Pipeline:
     """The head's own stage and those behind it."""
 
-    def __init__(self, head: Head):
-        self.head = head
+    def __init__(self, head: Head, boundary: str):
+        self.head, self._boundary = head, boundary
         self.stage: Stage | None = None  # the head's own, once its layers are known
         self._epoch: Epoch | None = None
         self._of_stage: Epoch | None = None  # whose sequences the head's own stage has
         head.on_up, head.on_down = self._up, self._down
 
     def _up(self, group: Group) -> None:
-        self._epoch = Epoch(group, self._progress)
+        self._epoch = Epoch(group, self._boundary, self._progress)
 
     def _down(self, reason: str) -> None:
         epoch, self._epoch = self._epoch, None

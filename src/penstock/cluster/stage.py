@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from penstock.backend.base import Backend, Logits
 from penstock.backend.device import DeviceBackend
 from penstock.backend.state import DRAFTS, StatePool, Step
-from penstock.cluster.boundary import arriving, leaving
 from penstock.cluster.choosing import Best, answered, choose
 from penstock.cluster.message import Message, take
 from penstock.engine.runner import LocalRunner
@@ -31,14 +30,9 @@ class Stage:
     needed again.  Used by one thread, but for `question`."""
 
     def __init__(
-        self,
-        number: int,
-        backend: Backend,
-        states: StatePool,
-        open_runner: Callable[[], LocalRunner],
-        boundary: str,
+        self, number: int, backend: Backend, states: StatePool, open_runner: Callable[[], LocalRunner]
     ):
-        self._boundary, self.number, self.backend, self.states = boundary, number, backend, states
+        self.number, self.backend, self.states = number, backend, states
         self._open = open_runner
         self._runner: LocalRunner | None = None
         self._slots: dict[int, int] = {}  # the head's number of a sequence → the slot that it has here
@@ -134,10 +128,12 @@ class Stage:
         step = self._read_step(message)
         config = self.runner.checkpoint.config
         shape, found = (step.rows, *architecture(config).boundary(config)), message.arrays["streams"]
-        if found.shape != shape or found.dtype not in (np.float32, np.uint16):
-            raise ClusterError(f"stage {self.number + 1} got {found.dtype} {found.shape}, expected {shape}")
+        if found.shape != shape or found.dtype != np.float32:
+            raise ClusterError(
+                f"stage {self.number + 1} got {found.dtype} {found.shape}, expected float32 {shape}"
+            )
         self.runner.keep_up(message.fields.get("follow", True))
-        streams = self.forward(step, arriving(self.backend, found))
+        streams = self.forward(step, found)
         return self.passed_on(message, step, streams)
 
     def _read_step(self, message: Message) -> Step:
@@ -158,7 +154,7 @@ class Stage:
     def forward(
         self,
         step: Step,
-        hidden: NDArray[Any] | None = None,
+        hidden: NDArray[np.float32] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Any:
         def tell(share: float) -> None:
@@ -177,7 +173,7 @@ class Stage:
     def passed_on(self, message: Message, step: Step, streams: Any) -> Message:
         """What the next stage gets, or the head from the last one."""
         if not self.is_last:
-            message.arrays["streams"] = leaving(self.backend, streams, step.rows, self._boundary)
+            message.arrays["streams"] = self.backend.host(streams)[: step.rows]
             return message
         slots, number = message.fields["slots"], message.fields["number"]
         message.arrays = {}

@@ -10,7 +10,7 @@ from typing import Any, Final
 from penstock.cluster.agreement import Described, Terms, hello
 from penstock.cluster.attendance import Attendance, Refused
 from penstock.cluster.control import Control, NoHead, dial
-from penstock.cluster.group import ASIDE, CHAIN
+from penstock.cluster.group import ASIDE, CHAIN, as_boundary, from_boundary
 from penstock.cluster.machines import part_name
 from penstock.cluster.measure import measure_layer, memory_for_layers
 from penstock.cluster.message import Message, take
@@ -149,7 +149,7 @@ class StageWorker(Worker):
         def load() -> LocalRunner:
             return LocalRunner(part, backend, states, plan, options, lambda: name, progress)
 
-        return Stage(place.rank, backend, states, load, terms.boundary)
+        return Stage(place.rank, backend, states, load)
 
 
 class StageAttendance(Attendance):
@@ -176,9 +176,13 @@ class StageAttendance(Attendance):
         self.control.send(Message("connected"))
         self.tell(f"{what} are ready")
         while (message := self.work.get()) is not None:
+            if "streams" in message.arrays:
+                message.arrays["streams"] = from_boundary(message.arrays["streams"])
             message = stage.process(message)
             if last:
                 message.fields.pop("orders", None)
+            if "streams" in message.arrays:
+                message.arrays["streams"] = as_boundary(message.arrays["streams"], place.terms.boundary)
             following.send(message)
 
     def stats(self) -> dict[str, Any]:

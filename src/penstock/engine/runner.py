@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,7 +144,7 @@ class LocalRunner(Runner):
     def forward(
         self,
         step: Step,
-        hidden: NDArray[Any] | None = None,
+        hidden: NDArray[np.float32] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Array:
         """See `Architecture.forward`."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +63,13 @@ class Architecture(ABC):
     def forward(
         self,
         step: Step,
-        hidden: NDArray[Any] | None = None,
+        hidden: NDArray[np.float32] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Array:
-        """Runs the layers.  hidden: what the slice before this one returned, on the host [rows, *boundary], as the
-        backend's ops take it; the first slice embeds tokens instead.  What sequences must keep is staged in their
-        slots.  progress: told after each layer what share of them is done; what it raises ends the step there."""
+        """Runs the layers.  hidden: what the slice before this one returned, on the host [rows, *boundary]; the first
+        slice embeds tokens instead.
+        What sequences must keep is staged in their slots.  progress: told after each layer what share of them is
+        done; what it raises ends the step there."""
 
     @abstractmethod
     def logits(self, hidden: Array, step: Step) -> Logits:

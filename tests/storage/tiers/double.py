@@ -18,7 +18,6 @@ from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight
 from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, KernelTime
 from penstock.backend.state import StateLayout, StatePool
-from penstock.cluster.boundary import as_boundary, from_boundary
 from penstock.engine import loader
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -134,9 +133,6 @@ class DoubleExperts(v4.Experts):
 
 
 class DoubleOps(CpuOps):
-    def received(self, streams: NDArray[Any], batch: Any) -> Any:
-        return super().received(from_boundary(streams), batch)
-
     def experts(self, spec: v4.ExpertsSpec) -> Any:
         return DoubleExperts(spec, 1)
 
@@ -159,9 +155,6 @@ class Double(CpuBackend, DeviceBackend):
 
     def weight(self, info: TensorInfo) -> CpuWeight:
         return DoubleWeight(info)
-
-    def host_bf16(self, array: Any, rows: int) -> NDArray[np.uint16]:
-        return as_boundary(self.host(array)[:rows], "bf16")
 
     @property
     def beside(self) -> CpuBackend:

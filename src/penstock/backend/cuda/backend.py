@@ -5,7 +5,6 @@ from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -231,14 +230,6 @@ class CudaBackend(DeviceBackend):
         with translated("reading from the GPU"):
             found = array.settle() if isinstance(array, Streams | LongStreams) else array
             copied: NDArray[Any] = found.cpu().numpy()
-        return copied
-
-    def host_bf16(self, array: Any, rows: int) -> NDArray[np.uint16]:
-        with translated("reading from the GPU"):
-            rounded = array.settle()[:rows].to(torch.bfloat16)
-            pinned = torch.empty(rounded.shape, dtype=torch.bfloat16, pin_memory=True)
-            pinned.copy_(rounded)
-            copied: NDArray[np.uint16] = pinned.view(torch.uint16).numpy()
         return copied
 
     def check(self) -> None:

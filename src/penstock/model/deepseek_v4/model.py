@@ -115,7 +115,7 @@ class DeepSeekV4(Architecture):
     def forward(
         self,
         step: Step,
-        hidden: NDArray[Any] | None = None,
+        hidden: NDArray[np.float32] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Array:
         batch = self.ops.begin(step, range(len(self.layers)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from ctypes import c_int64, c_void_p
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -275,7 +275,7 @@ class CpuOps(v4.Ops):
         out.array[...] = x.array[:, None]
         return out
 
-    def received(self, streams: NDArray[Any], batch: Batch) -> Callable[[], Buffer]:
+    def received(self, streams: NDArray[np.float32], batch: Batch) -> Callable[[], Buffer]:
         del batch
         buffer = Buffer(np.ascontiguousarray(streams))
         return lambda: buffer

@@ -1,7 +1,7 @@
 """How a step begins, is recorded and repeated, and the makers of its ops."""
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -111,12 +111,9 @@ class CudaOps(v4.Ops):
         streams.begin().copy_(x[:, None].expand(rows, count, hidden))
         return streams
 
-    def received(self, streams: NDArray[Any], batch: Batch) -> Callable[[], Streams | LongStreams]:
-        live, count, hidden = streams.shape
+    def received(self, streams: NDArray[np.float32], batch: Batch) -> Callable[[], Streams | LongStreams]:
+        found, (live, count, hidden) = torch.from_numpy(streams), streams.shape
         with translated("streams of another stage"):
-            found = torch.from_numpy(streams).cuda()
-            if streams.dtype == np.uint16:
-                found = found.view(torch.bfloat16)  # copies below widen it
             if isinstance(batch, LongBatch):
                 whole = self._memory.long.take("streams", live, count, hidden)
                 whole.copy_(found)
