@@ -236,7 +236,7 @@ class Head:
                     self._changed.wait(1.0)
                     continue
                 members = sorted(self.members, key=lambda m: m.layers.start)
-                self.members = members
+                self.members = list(members)  # who is lost leaves this one, and is missed in the other
             try:
                 self._make_group(members)
             except ClusterError as error:
