@@ -317,12 +317,13 @@ class Backend(ABC):
 
     @abstractmethod
     def host(self, array: Array) -> NDArray[Any]:
-        """What an array holds, on the host.  It may be the very memory, which the next step changes."""
+        """What an array holds, on the host.  It may be the very memory, which the next step changes, and may have
+        rows behind those of the step."""
 
     def device(self, array: NDArray[Any]) -> Array:
-        """The reverse of `host`, for what comes from another machine.  Only some devices can."""
+        """The reverse of `host`, for routed experts that other machines compute.  Only some devices can."""
         del array
-        raise OptionError(f"device is {self.name!r}: layers of a cluster run on cpu alone")
+        raise OptionError(f"device is {self.name!r}: experts are shared with other machines on cpu alone")
 
     @abstractmethod
     def check(self) -> None:

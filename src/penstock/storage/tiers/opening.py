@@ -103,7 +103,7 @@ class Tiers:
         if known is not None and known.tells:
             self.experts.preload(known.favourites())
         elif self.experts.host.cache is None:
-            blocks = range(source.checkpoint.config.layer_count)
+            blocks = range(len(source.checkpoint.layers))
             self.experts.preload([b * source.experts + e for e in range(source.experts) for b in blocks])
 
     def _pin(self) -> None:

@@ -10,8 +10,9 @@ from penstock.backend.base import DividedLease
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, padded, run
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.exchange import Exchange, Receive, Send
-from penstock.backend.cuda.experts import Down, Up, up_forms
-from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, forms_of
+from penstock.backend.cuda.experts import Down, Up, shared_comes_along, up_forms
+from penstock.backend.cuda.experts_many import ManyExperts, many_memory
+from penstock.backend.cuda.inputs import FEW, FLOATS, DigitVectors, Image, forms_of
 from penstock.backend.cuda.launch import Turn, take_turn
 from penstock.backend.cuda.placed import CudaExpert
 from penstock.backend.cuda.prefill_experts import Groups, combine
@@ -19,7 +20,6 @@ from penstock.backend.cuda.prefill_products import MOST, HalfRows, Items, multip
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.slots import CudaExpertSlots
 from penstock.backend.device import HostBackend, HostShare
-from penstock.weights import types
 
 if TYPE_CHECKING:
     from penstock.backend.cuda.deepseek_v4.experts import CudaRouter
@@ -75,14 +75,11 @@ class Divided:
     def _add(self, a: int, b: int, image: Image, slots: CudaExpertSlots) -> None:
         """Some rows."""
         spec, rows, shared, workspace = self._spec, b - a, self._shared, self._memory.workspace
-        router, routing, width = self._router, self._router.spec, slots.gate_up.rows
+        router, routing = self._router, self._router.spec
         logits = workspace.take("router logits", router.gate.rows)[a:b]
         tokens = self._memory.tokens[a:b] if router.table is not None else None
         chosen = Router(
             logits, routing.count, routing.scale, router.bias, router.table, tokens, routing.normalize
-        )
-        acts = workspace.once(
-            ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
         )
         out = workspace.take("experts", spec.hidden)[a:b]
         gates, outputs, likely = [router.gate], [logits], None
@@ -94,8 +91,7 @@ class Divided:
             Dense(gates, image, outputs, rows),
             Send(self._exchange, chosen, image, a, b == self._rows, likely),
         ]
-        up = Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=self._exchange.places)
-        if {shared.gate_up.kind, shared.down.kind} == {types.Q8_0} and shared.gate_up.rows == width:
+        if shared_comes_along(shared.gate_up, shared.down, slots.gate_up):
             inner = workspace.once(
                 ("shared acts", a, rows, shared.gate_up.rows), lambda: DigitVectors(rows, shared.gate_up.rows)
             )
@@ -104,8 +100,7 @@ class Divided:
             )
             self._before += decide
             self._meanwhile.append(beside)
-            self._after.append(up)
-            self._after.append(Down(slots.down, chosen, acts, out, rows, shared.down, inner, self._ahead))
+            self._after += self._routed(slots, chosen, image, out, inner)
             return
         alone = workspace.take("shared expert", spec.hidden)[a:b]
         middle = workspace.take("shared inner", -(-shared.gate_up.rows // 8) * 8)[a:b, : shared.gate_up.rows]
@@ -114,9 +109,27 @@ class Divided:
             Dense([shared.gate_up], image, [middle], rows, limit=spec.shared_limit),
             Dense([shared.down], middle, [alone], rows),
         ]
-        self._after.append(up)
-        self._after.append(Down(slots.down, chosen, acts, out, rows))
-        self._after.append(Add(out, alone))
+        self._after += [*self._routed(slots, chosen, image, out, None), Add(out, alone)]
+
+    def _routed(
+        self, slots: CudaExpertSlots, chosen: Router, image: Image, out: torch.Tensor, inner: DigitVectors | None
+    ) -> list[Launch]:  # fmt: skip
+        """The experts that have a place; with `inner`, the shared expert's second half too."""
+        spec, rows, count, places = self._spec, image.rows, chosen.count, self._exchange.places
+        acts, parts = many_memory(self._memory.workspace, rows, count, spec.hidden, slots.gate_up.rows)
+        down = None if inner is None else self._shared.down
+        if rows > FEW:
+            beside = None if inner is None else (self._shared.down, inner)
+            return [
+                ManyExperts(
+                    slots.gate_up, slots.down, chosen, [image], acts, out, parts, spec.limit, beside, places,
+                    ahead=self._ahead,
+                )
+            ]  # fmt: skip
+        return [
+            Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=places),
+            Down(slots.down, chosen, acts, out, rows, down, inner, self._ahead),
+        ]
 
     def run(self) -> None:
         run(self._before)
