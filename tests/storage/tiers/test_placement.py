@@ -194,9 +194,17 @@ def test_guesses_that_are_mostly_wrong_are_not_made_for_a_while() -> None:
 
 
 def test_a_shorter_step_leaves_more_slots() -> None:
-    given: dict[str, int] = {"long_slots": 40, "chunk": 600, "step": 4}
     placement = Placement(
-        "lru", 100, DIVISION, TierCounters(), experts=EXPERTS, used=USED, passing=PASSING, **given
+        "lru",
+        100,
+        DIVISION,
+        TierCounters(),
+        experts=EXPERTS,
+        used=USED,
+        passing=PASSING,
+        long_slots=40,
+        chunk=600,
+        step=4,
     )
     left = []
     for rows in (100, 50, 300, 600, 100):  # what has been given is not taken back before the end
