@@ -18,7 +18,7 @@ from penstock.backend.cuda.driver_calls import driver_calls
 from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.layouts import LAYOUTS, TILE
 from penstock.backend.cuda.memory import Pages, Reservation
-from penstock.backend.cuda.placed import packed_bytes, packed_kind
+from penstock.backend.cuda.placed import expert_kind, packed_bytes
 from penstock.backend.cuda.weights import Packed, RepackArgument, repack_argument
 from penstock.weights import types
 from penstock.weights.tensor import TensorInfo
@@ -72,7 +72,7 @@ class CudaExpertSlots(ExpertSlots):
     """infos: of one expert's gate, up and down; all others are alike."""
 
     def __init__(self, infos: Sequence[TensorInfo], count: int, pages: Pages):
-        (width, hidden), kinds = infos[0].shape, [packed_kind(info) for info in infos]
+        (width, hidden), kinds = infos[0].shape, [expert_kind(info) for info in infos]
         self._sizes = slot_sizes(infos)
         step = slot_step(infos, pages.size)
         self._segment = step if step > 1 else count
@@ -182,7 +182,7 @@ def tiles_of(info: TensorInfo) -> int:
 
 def slot_sizes(infos: Sequence[TensorInfo]) -> tuple[int, int]:
     """Bytes of gate and up together, and of down."""
-    gate, up, down = (packed_bytes(packed_kind(info), *info.shape) for info in infos)
+    gate, up, down = (packed_bytes(expert_kind(info), *info.shape) for info in infos)
     return gate + up, down
 
 
@@ -203,7 +203,7 @@ def slot_step(infos: Sequence[TensorInfo], page: int) -> int:
 
 
 def _format(info: TensorInfo) -> str:
-    kind = packed_kind(info)
+    kind = expert_kind(info)
     assert kind in LAYOUTS
     return kind.name
 
