@@ -32,12 +32,13 @@ from penstock.weights import types
 from penstock.weights.types import WeightType
 
 _PIECES, _MAX_CELLS = 32, 32  # of experts_many.cu
+_SHARERS = 4  # warps with cells side by side, whose weights are copied together
 _ROUTE_THREADS = 12 * 32  # MAX_EXPERTS of routing.cuh
 _WIDE_GRID = 1 << 16  # the IQ2_XXS grid in shared memory, at a multiple of its size
 _BARRIERS, _RESERVED = 1024, 1024  # reserved: before a block's own shared memory
-# Warps of a multiprocessor (more have been slower), and cells that a warp asks for at a time
+# Warps of a multiprocessor (more have been slower), and tiles that are asked for at a time
 _SHAPES = {
-    types.IQ2_XXS: (16, 4),
+    types.IQ2_XXS: (16, 3),
     types.Q2_K: (16, 3),
     types.Q4_K: (16, 2),
     types.MXFP4: (16, 2),
@@ -62,7 +63,10 @@ class _Pass(ctypes.Structure):
 
 
 class _Passes(ctypes.Structure):
-    _fields_ = (("shared", _Pass), ("routed", _Pass), ("stages", INT), ("stage_bytes", INT), ("old", INT))
+    _fields_ = (
+        ("shared", _Pass), ("routed", _Pass), ("stages", INT), ("stage_bytes", INT),
+        ("sharers", INT), ("old", INT),
+    )  # fmt: skip
 
 
 class _Activate(ctypes.Structure):
@@ -192,15 +196,18 @@ class ManyExperts:
         self, kind: WeightType, routed: _Pass, shared: _Pass | None = None, old: bool = False
     ) -> None:
         """old: whether the jobs, and all of `shared`, are older than the kernel before this one"""
-        warps, cells = _SHAPES[kind]
+        warps, tiles = _SHAPES[kind]
         options = [f"-DEXPERT_FORMAT={kind.name}", f"-DPASS_WARPS={warps}"]
         source = module("experts_many.cu", *options, *(["-DWITH_SHARED"] if shared else []))
-        stage = max(cells * LAYOUTS[kind].cell_bytes, LAYOUTS[types.Q8_0].cell_bytes if shared else 0)
+        sharers = next(n for n in (_SHARERS, 2, 1) if routed.cells % n == 0)
+        stage = sharers * max(
+            tiles * LAYOUTS[kind].cell_bytes, LAYOUTS[types.Q8_0].cell_bytes if shared else 0
+        )
         for stages in (3, 2, 1):
-            size = _shared_bytes(warps, stages * stage, kind is types.IQ2_XXS)
+            size = _shared_bytes(warps // sharers, stages * stage, kind is types.IQ2_XXS)
             if size <= card().shared_limit:
                 break
-        passes = _Passes(shared or _Pass(), routed, stages, stage, old)
+        passes = _Passes(shared or _Pass(), routed, stages, stage, sharers, old)
         kernel = source.kernel("experts_pass", size)
         self._launches.append(_Launch(kernel, card().multiprocessors, 32 * warps, passes))
 
@@ -220,11 +227,11 @@ def _pass(
     )  # fmt: skip
 
 
-def _shared_bytes(warps: int, ring: int, grid: bool) -> int:
-    """Barriers, jobs, a ring for every warp; the grid between them, where what is left before it is lost."""
+def _shared_bytes(rings: int, ring: int, grid: bool) -> int:
+    """Barriers, jobs, rings; the grid between them, where what is left before it is lost."""
     before = _BARRIERS + -(-jobs_dtype(MANY).itemsize // 128) * 128
     lost = (_WIDE_GRID - _RESERVED - before) % ring
-    return before + warps * ring + (_WIDE_GRID + lost if grid else 0)
+    return before + rings * ring + (_WIDE_GRID + lost if grid else 0)
 
 
 def _pointers(addresses: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":

@@ -100,38 +100,45 @@ struct HeldInputs {
     PS_DEVICE uint2 negative(int, int i) const { return negated[NEGATIVE ? i : 0]; }
 };
 
-// This warp's share of a pass, in two halves: `Stream` asks for weights, as far ahead as its ring allows; `pass` waits for the inputs' kernel
-// and multiplies.  Neighbouring warps have neighbouring cells of the same tiles.
+// A warp's share of a pass, in two halves: `Stream` asks for weights, as far ahead as its ring allows; `pass` multiplies.  Warps whose cells lie
+// side by side share a ring: a copy of a cell alone is too small to be fast.
 template <int FORMAT>
 struct Stream {
     static constexpr int BYTES = cell_bytes(FORMAT);
     const Pass& p;
     const Jobs& jobs;  // in shared memory
-    Ring& ring;
-    int lane, cell, begin, end, pack;
+    Ring& ring;        // stages [pack][sharers] cells
+    int lane, sharers, own, cell, begin, end, pack;
     int fill_at, fill_job, fill_tile;  // what is to be asked for next
 
-    PS_DEVICE Stream(const Pass& p, const Jobs& jobs, Ring& ring, int lane) : p(p), jobs(jobs), ring(ring), lane(lane) {
-        const int warps = blockDim.x / WARP, number = blockIdx.x * warps + threadIdx.x / WARP, range = number / p.cells;
-        const int ranges = gridDim.x * warps / p.cells, total = jobs.count * p.tiles, each = total / ranges, more = total - each * ranges;
-        cell = number - range * p.cells, pack = ring.stage_bytes / BYTES;
+    PS_DEVICE Stream(const Pass& p, const Jobs& jobs, Ring& ring, int sharers, int lane)
+        : p(p), jobs(jobs), ring(ring), lane(lane), sharers(sharers) {
+        const int warps = blockDim.x / WARP, across = p.cells / sharers, warp = threadIdx.x / WARP;
+        const int number = (blockIdx.x * warps + warp) / sharers, range = number / across, ranges = gridDim.x * warps / sharers / across;
+        const int total = jobs.count * p.tiles, each = total / ranges, more = total - each * ranges;
+        own = warp % sharers, cell = (number - range * across) * sharers + own, pack = ring.stage_bytes / (sharers * BYTES);
         begin = each * range + min(range, more), end = range < ranges ? begin + each + (range < more) : begin;
         fill_at = begin, fill_job = begin / p.tiles, fill_tile = begin - fill_job * p.tiles;
 #pragma unroll 1
         for (int i = 0; i < ring.stages; i++) refill();
     }
     PS_DEVICE void refill() {
-        const int n = min(min(pack, p.tiles - fill_tile), end - fill_at);  // of one job
+        const int n = min(min(pack, p.tiles - fill_tile), end - fill_at), bytes = sharers * BYTES;  // n: tiles, of one job
         if (n <= 0) return;
-        if (lane == 0) {
+        if (own == 0 && lane == 0) {
             const char* from = p.weights + ((static_cast<size_t>(jobs.job[fill_job].expert) * p.tiles + fill_tile) * p.cells + cell) * BYTES;
-            u64* bar = ring.announce(n * BYTES);
+            u64* bar = ring.announce(n * bytes);
 #pragma unroll 1
-            for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) bulk_copy(ring.to_fill() + k * BYTES, from, BYTES, bar);
+            for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) bulk_copy(ring.to_fill() + k * bytes, from, bytes, bar);
         }
         ring.advance_fill();
         fill_at += n, fill_tile += n;
         if (fill_tile == p.tiles) fill_tile = 0, fill_job++;
+    }
+    PS_DEVICE void release() {
+        if (sharers > 1) named_barrier(1 + threadIdx.x / (sharers * WARP), sharers * WARP);
+        ring.release();
+        refill();
     }
 };
 
@@ -155,17 +162,16 @@ PS_DEVICE void pass(Stream<FORMAT>& stream, const char* grid) {
         at += tiles;
 #pragma unroll 1
         for (int left = tiles; left > 0;) {
-            const char* weights = stream.ring.wait();
+            const char* weights = stream.ring.wait() + stream.own * cell_bytes(FORMAT);
             const int n = min(stream.pack, left);
             left -= n;
 #pragma unroll 1
-            for (int k = 0; k < n; k++, weights += cell_bytes(FORMAT), out += 16) {
+            for (int k = 0; k < n; k++, weights += stream.sharers * cell_bytes(FORMAT), out += 16) {
                 Sums<1> sums;
                 add_expert_cell(FORMAT, weights, grid, lane, x, one, sums);
                 if (t < rows) out[0] = sums.v[0][0], out[8] = sums.v[0][1];
             }
-            stream.ring.release();
-            stream.refill();
+            stream.release();
         }
     }
 }
@@ -321,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(CELL, 4) experts_sum(const __grid_c
 // shared: the same of the shared expert, Q8_0; it, and the jobs, must be older than the kernel before this one.
 struct Passes {
     Pass shared, routed;
-    int stages, stage_bytes;
+    int stages, stage_bytes, sharers;  // of a ring; sharers: warps that have one together
     int old;  // whether they are
 };
 extern "C" __global__ void __launch_bounds__(PASS_WARPS * 32, 1) experts_pass(const __grid_constant__ Passes p) {
@@ -329,19 +335,21 @@ extern "C" __global__ void __launch_bounds__(PASS_WARPS * 32, 1) experts_pass(co
     const int warp = threadIdx.x / WARP, lane = static_cast<int>(hidden(threadIdx.x % WARP));  // hidden: else it is found out anew for every tile
     u64* bars = reinterpret_cast<u64*>(memory);
     Jobs& jobs = *reinterpret_cast<Jobs*>(memory + 1024);
-    char *rings = memory + 1024 + JOBS, *grid = nullptr, *own = rings + warp * p.stages * p.stage_bytes;
+    const int ring_bytes = p.stages * p.stage_bytes, number = warp / p.sharers;
+    char *rings = memory + 1024 + JOBS, *grid = nullptr, *own = rings + number * ring_bytes;
     if (EXPERT_FORMAT == IQ2_XXS) {  // rings before the grid and behind it
         grid = memory + (WIDE_GRID - shared_address(memory) % WIDE_GRID) % WIDE_GRID;
-        const int before = (grid - rings) / (p.stages * p.stage_bytes);
-        if (warp >= before) own = grid + WIDE_GRID + (warp - before) * p.stages * p.stage_bytes;
+        const int before = static_cast<int>(grid - rings) / ring_bytes;
+        if (number >= before) own = grid + WIDE_GRID + (number - before) * ring_bytes;
         for (int i = threadIdx.x; i < 256 * 16; i += PASS_WARPS * WARP)
             *reinterpret_cast<uint2*>(grid + i / 16 * 256 + i % 16 * 8) = p.routed.grid[i / 16];
     }
-    Ring ring(own, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
+    Ring ring(own, bars + number * p.stages, p.stages, p.stage_bytes, warp % p.sharers ? 1 : lane);  // the first warp makes the barriers
+    __syncthreads();
 #ifdef WITH_SHARED
     {
         read_jobs(p.shared.jobs, jobs, p.shared.room);
-        Stream<Q8_0> stream(p.shared, jobs, ring, lane);
+        Stream<Q8_0> stream(p.shared, jobs, ring, p.sharers, lane);
         pass(stream, grid);
         __syncthreads();
     }
@@ -349,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(PASS_WARPS * 32, 1) experts_pass(co
     let_next_start();
     if (!p.old) wait_for_previous();
     read_jobs(p.routed.jobs, jobs, p.routed.room);
-    Stream<EXPERT_FORMAT> stream(p.routed, jobs, ring, lane);
+    Stream<EXPERT_FORMAT> stream(p.routed, jobs, ring, p.sharers, lane);
     wait_for_previous();
     pass(stream, grid);
 }
