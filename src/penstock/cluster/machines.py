@@ -49,7 +49,7 @@ class Machines:
                 max_rewind=o.max_rewind,
                 kv_dtype=o.kv_dtype,
                 simulate_low_precision=o.simulate_low_precision,
-                draft=self._checkpoint.has_mtp,
+                draft=self._checkpoint.has_draft,
                 chunk=chunk,
                 sessions=o.sessions,
                 boundary=o.boundary,

@@ -130,18 +130,23 @@ class Chances:
 
 
 def best_depth(
-    chances: Sequence[float], rows: int, costs: StepCosts, seconds_per_draft: float = 0.0
+    chances: Sequence[float],
+    rows: int,
+    costs: StepCosts,
+    seconds_per_draft: float = 0.0,
+    seconds_at_once: float = 0.0,
 ) -> tuple[int, float]:
     """How many drafts to add to a step of so many rows, and how many times as fast it then is.
 
-    chances: of each draft, if those before it are right.
+    chances          of each draft, if those before it are right
+    seconds_at_once  what drafts take together, however many there are
     """
     plain = rows / costs.at(rows) if costs.at(rows) else 0.0
     depth, gain, all_right, expected = 0, 1.0, 1.0, float(rows)
     for count, chance in enumerate(chances, 1):
         all_right *= chance
         expected += all_right
-        seconds = costs.at(rows + count) + count * seconds_per_draft
+        seconds = costs.at(rows + count) + count * seconds_per_draft + seconds_at_once
         if plain and seconds and expected / seconds / plain > max(gain, GAIN):
             depth, gain = count, expected / seconds / plain
     return depth, gain

@@ -46,11 +46,17 @@ class Loader:
         if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
             # A draft block would follow every step and take memory that experts could have.
             self.checkpoint = self.part = checkpoint.without_draft()
+        if isinstance(self.backend, DeviceBackend) and options.draft == "dspark":
+            raise OptionError(
+                f"draft is 'dspark', which runs on the CPU, and device is {self.backend.name!r}"
+            )
         self.plan, self.context = self._make_plan()
         if options.draft == "auto" and (self.plan.mode == "direct" or self.plan.tiers is not None):
-            self.drafts = (
-                False  # experts that come from elsewhere: a wrong guess would bring them for nothing
-            )
+            # Experts come from elsewhere: a wrong guess would bring them for nothing.
+            self.drafts = False
+            if checkpoint.has_dspark and self.machines is None:  # it follows every step, unlike a draft block
+                self.checkpoint = self.part = checkpoint.without_draft()
+                self.plan, self.context = self._make_plan()
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
             self.states = self.backend.states(self.layout)
