@@ -140,6 +140,7 @@ class Terms:
     max_rewind: int
     kv_dtype: str
     simulate_low_precision: bool
+    exact: bool
     draft: bool
     chunk: int
     sessions: int
@@ -156,6 +157,7 @@ class Terms:
             "max_rewind": int,
             "kv_dtype": str,
             "simulate_low_precision": bool,
+            "exact": bool,
             "draft": bool,
         }
         kinds |= {"chunk": int, "sessions": int, "boundary": str, "timeout": float}

@@ -1,7 +1,8 @@
 """A runner of steps whose layers are on several machines."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from penstock.cluster.states import ClusterStates
 from penstock.engine.runner import Pending, Runner
 from penstock.model.base import Architecture
 from penstock.storage.storage import Storage
+
+# A step in which all experts are used takes as much longer than its rows do as so many rows take, to unpack the
+# weights; `python -m benchmarks.cluster --only pieces` measures it.
+FIXED: Final = 42
 
 
 class Ridden(NamedTuple):
@@ -90,6 +95,15 @@ class ClusterRunner(Runner):
             rows.append(Row(slot, message.fields["number"], seen[slot], Best(token, highest, log_sum)))
             seen[slot] += 1
         return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
+
+    def piece(self, tokens: int, most: int) -> int:
+        """Some stage waits while the first piece comes and while the last one goes: with p pieces a prompt takes
+        (p + stages − 1) · (FIXED + tokens / p), which is least for p = √(tokens · (stages − 1) / FIXED).  Where
+        experts come from a disk or are on a device, every piece pays much more for them: few are best."""
+        if self._pipeline.head.options.prefill_chunk is not None or not self._pipeline.in_memory:
+            return most
+        pieces = max(-(-tokens // most), round(math.sqrt(tokens * (self.depth - 1) / FIXED)), 1)
+        return max(1, -(-tokens // pieces))
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.backend.base import Backend, Logits
+from penstock.backend.device import DeviceBackend
 from penstock.backend.state import DRAFTS, StatePool, Step
 from penstock.cluster.choosing import Best, answered, choose
 from penstock.cluster.message import Message, take
 from penstock.engine.runner import LocalRunner
-from penstock.errors import ClusterError, PenstockError
+from penstock.errors import ClusterError, DeviceLostError, PenstockError
 from penstock.model import architecture
 
 HELD: Final = 16  # rows of logits of a sequence that stay on the last stage; more of them cross
@@ -53,6 +55,11 @@ class Stage:
         return self._runner
 
     @property
+    def chunk(self) -> int:
+        """Rows of a step, at most."""
+        return self.runner.storage.plan.chunk
+
+    @property
     def is_last(self) -> bool:
         return self.runner.checkpoint.is_last
 
@@ -61,6 +68,8 @@ class Stage:
             self._runner.settle()
             self._runner.close()
             self._runner = None
+            if isinstance(self.backend, DeviceBackend):
+                self.backend.release()
 
     def forget(self) -> None:
         """All sequences."""
@@ -101,12 +110,14 @@ class Stage:
 
     def process(self, message: Message) -> Message:
         """Does what a message says, and gives what goes to the next stage.  A stage that fails says so in it; those
-        behind it do not do the step."""
+        behind it do not do the step.  One whose device is lost can only end: it raises."""
         for order in message.fields.get("orders", ()):
             self.apply(order)
         try:
             if "error" not in message.fields:
                 return self._step(message) if message.kind == "step" else self._ask(message)
+        except DeviceLostError:
+            raise
         except PenstockError as error:
             message.fields["error"] = [type(error).__name__, str(error), self.number]
         self._failed.update(message.fields.get("slots", ()))
@@ -122,7 +133,7 @@ class Stage:
                 f"stage {self.number + 1} got {found.dtype} {found.shape}, expected float32 {shape}"
             )
         self.runner.keep_up(message.fields.get("follow", True))
-        streams = self.forward(step, self.backend.device(found))
+        streams = self.forward(step, found)
         return self.passed_on(message, step, streams)
 
     def _read_step(self, message: Message) -> Step:
@@ -140,7 +151,12 @@ class Stage:
         slots = tuple(self._slots[number] for number in step.slots)
         return Step(step.tokens, step.positions, slots, step.starts, step.logits)
 
-    def forward(self, step: Step, hidden: Any = None, progress: Callable[[float], None] | None = None) -> Any:
+    def forward(
+        self,
+        step: Step,
+        hidden: NDArray[np.float32] | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Any:
         def tell(share: float) -> None:
             self.layers_done += 1
             if progress is not None:
@@ -157,7 +173,7 @@ class Stage:
     def passed_on(self, message: Message, step: Step, streams: Any) -> Message:
         """What the next stage gets, or the head from the last one."""
         if not self.is_last:
-            message.arrays["streams"] = self.backend.host(streams)
+            message.arrays["streams"] = self.backend.host(streams)[: step.rows]
             return message
         slots, number = message.fields["slots"], message.fields["number"]
         message.arrays = {}
@@ -263,4 +279,4 @@ class Stage:
         runner = self._runner
         mode = "parked" if runner is None else runner.storage.plan.mode
         found = {name: getattr(self, name) for name in ("steps", "rows", "layers_done", "busy_seconds")}
-        return found | {"mode": mode, "sequences": len(self._slots)}
+        return found | {"mode": mode, "device": self.backend.name, "sequences": len(self._slots)}

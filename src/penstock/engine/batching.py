@@ -47,10 +47,12 @@ class Batcher:
         scoring = self._scores_next(slots)
         if scoring:
             room = min(room, score_rows(self._engine))
+        reading = [slot for slot in slots if slot.prefilling and slot.scoring == scoring]
+        room = min(room, self._engine.stepper.piece(sum(slot.unread for slot in reading)))
         if decoding:
             room = (self._scoring_pace if scoring else self._pace).room(room)
-        for slot in slots:
-            if slot.prefilling and slot.scoring == scoring and room > 0 and _follows(slot, work, under_way):
+        for slot in reading:
+            if room > 0 and _follows(slot, work, under_way):
                 cut = slot.next_cut(checkpoints) - slot.session.position
                 ids = slot.pending[slot.ahead :][: min(room, cut)]
                 slot.stops = len(ids) == cut

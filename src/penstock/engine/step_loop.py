@@ -65,7 +65,8 @@ class StepLoop:
             )
         except PenstockError as error:
             self._finish_all()
-            self._one_by_one(work, error)
+            # Whoever had an earlier step that failed too is not here any more.
+            self._one_by_one([part for part in work if part.slot in self._slots], error)
             return
         for part in work:
             part.slot.ahead += len(part.ids)
