@@ -27,9 +27,7 @@ from penstock.storage.trace import read_trace
 from penstock.weights.synth import SynthPlan, write_synth
 from penstock.weights.widths import FLASH, Width
 
-TIMES = Times(
-    143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6
-)  # of an expert, an H200 beside sixteen cores
+TIMES = Times(143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6)  # of an expert, an H200 beside sixteen cores
 Turn = tuple[int, list[int]]  # a layer, and the experts that it needs
 
 
@@ -48,12 +46,8 @@ def record(layers: int, tokens: int, folder: Path) -> tuple[list[Turn], int]:
             pass
     found = read_trace(trace)
     experts, bounds = found.header.experts, found.starts
-    turns = zip(
-        found.blocks.tolist(), found.rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
-    )
-    return [
-        (block, (found.keys[a:b] % experts).tolist()) for block, rows, a, b in turns if rows == 1
-    ], experts
+    turns = zip(found.blocks.tolist(), found.rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    return [(block, (found.keys[a:b] % experts).tolist()) for block, rows, a, b in turns if rows == 1], experts
 
 
 def hit_rate(turns: Iterable[Turn], slots: int, experts: int) -> float:
@@ -94,9 +88,7 @@ def main() -> None:
             uses[list(each)] += 1
         again = np.mean([len(one & other) / used for one, other in zip(sets, sets[1:], strict=False)])
         most = np.sort(uses)[::-1][: int(experts * chosen.share)].sum() / uses.sum()
-        print(
-            json.dumps({"layer": layer, "again": round(float(again), 3), "most_used": round(float(most), 3)})
-        )
+        print(json.dumps({"layer": layer, "again": round(float(again), 3), "most_used": round(float(most), 3)}))
 
 
 if __name__ == "__main__":

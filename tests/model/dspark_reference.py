@@ -64,7 +64,8 @@ class Reference:
 
     def swiglu(self, x: Array, gate: Array, up: Array, down: Array, limit: float) -> Array:
         g, u = np.minimum(x @ gate.T, limit), np.clip(x @ up.T, -limit, limit)
-        return (g * sigmoid(g) * u) @ down.T
+        out: Array = (g * sigmoid(g) * u) @ down.T
+        return out
 
     def experts(self, x: Array, block: str) -> Array:
         c, layer = self.config, self.config.mtp_layer

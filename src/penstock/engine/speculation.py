@@ -242,6 +242,10 @@ class Speculator:
             # What has waited since the last time is not this draft's cost.
             session.engine.loader.settle(session.state.slot)
             drafts = self._timed(drafter, record, session, token, 1, 0.0)
+            if not drafts:  # it had nothing to say, which is an answer too
+                record.trying -= 1
+                if not record.trying:
+                    self._turn(session, drafter, record, False)
         return drafts[:1]
 
     def _ask(
