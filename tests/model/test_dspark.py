@@ -161,6 +161,24 @@ def test_guesses_come_from_the_last_stage_of_a_cluster(
         assert sum(staged.stats()["draft"]["drafted"]["dspark"]) > 0
 
 
+def test_experts_of_its_stages_may_come_from_disk(
+    model: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is asked for; of itself nobody drafts there, and the module is left out."""
+    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    tight: dict[str, Any] = {"context": 256, "streaming": "direct", "learn": "off"}
+    least = Engine(model, draft="dspark", load=False, **tight).plan.smallest
+    with Engine(model, draft="dspark", memory=least + (1 << 20), **tight) as engine:
+        assert engine.plan.mode == "direct"
+        assert list(engine.generate(prompt(7, 30), 30, DRAWN[0])) == list(
+            plain.generate(prompt(7, 30), 30, DRAWN[0])
+        )
+        assert sum(engine.stats()["draft"]["drafted"]["dspark"]) > 0
+    auto = Engine(model, memory=least + (1 << 20), load=False, **tight)
+    assert auto.drafters == ()
+    assert not auto.checkpoint.has_draft
+
+
 def test_auto_has_the_module_where_there_is_one(model: Path) -> None:
     assert Engine(model, load=False).drafters == ("ngram", "dspark")
     assert Engine(model, load=False, draft="ngram").drafters == ("ngram",)

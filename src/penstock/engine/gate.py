@@ -129,10 +129,8 @@ class Chances:
         right, tried = self._right.get(key, 0.0), self._tried.get(key, 0.0)
         if tried >= ENOUGH:
             return right / tried
-        if sure >= 0:
-            prior = self.of(drafter, place)
-        else:
-            prior = self.of(drafter, place - 1) if place else PRIOR
+        before = self.of(drafter, place - 1) if place and sure < 0 else PRIOR
+        prior = self.of(drafter, place) if sure >= 0 else before
         return (right + DOUBT * prior) / (tried + DOUBT)
 
 
