@@ -18,6 +18,7 @@ STALE: Final = 256  # steps after which a width that was not seen is a matter of
 FORGETS: Final = 0.97  # of what is known of fetches, with every step
 RECENT: Final = 64.0  # drafts of a kind that its chance is remembered from
 DOUBT: Final = 4.0  # drafts of a kind for which the prior counts
+ENOUGH: Final = 32.0  # from which on it does not
 PRIOR: Final = 0.5
 GAIN: Final = 1.03  # below which it is not worth the risk
 
@@ -139,11 +140,14 @@ class Chances:
             self._tried[key] = self._tried.get(key, 0.0) * keep + 1
 
     def of(self, drafter: str, place: int, sure: int = -1) -> float:
-        """sure: -1 where it is not known yet"""
+        """sure: -1 where it is not known yet.  Of a place that was hardly tried it is expected that drafts there are
+        as often right as in the place before: else nobody would ever find out."""
         key = (drafter, place, sure)
         right, tried = self._right.get(key, 0.0), self._tried.get(key, 0.0)
-        # Of a place that was hardly seen yet: as good as the one before, else nobody would look there.
-        prior = self.of(drafter, place) if sure >= 0 else self.of(drafter, place - 1) if place else PRIOR
+        if tried >= ENOUGH:
+            return right / tried
+        before = self.of(drafter, place - 1) if place and sure < 0 else PRIOR
+        prior = self.of(drafter, place) if sure >= 0 else before
         return (right + DOUBT * prior) / (tried + DOUBT)
 
 

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.state import DRAFTS
-from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
+from penstock.engine.drafters import Draft, Drafter, DSparkDrafter, MtpDrafter, NgramDrafter
 from penstock.engine.gate import Chances, ComputeCosts, StepCosts, best_depth
 from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
 
-MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
+MOST: Final = {"mtp": 4, "dspark": 5, "ngram": DRAFTS}  # drafts at a time
+AT_ONCE: Final = ("dspark",)  # whose drafts take as long however many are wanted
 UNKNOWN: Final = 3  # trials at the beginning, and steps between them
 SHORTEST, LONGEST = 64, 1024  # steps between later ones
 WARM: Final = 16  # steps before a trial from which on a drafter keeps up
@@ -55,6 +56,13 @@ class Record:
         self.trying = TRIED
         self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
 
+    def took(self, drafts: int, seconds: float) -> None:
+        if self.name in AT_ONCE:  # however many are wanted
+            self.costs.told(1, seconds)
+            self.costs.told(self.most, seconds)
+        elif drafts:
+            self.costs.told(drafts, seconds)
+
 
 class Speculation:
     """What an engine has learned about drafts: whose are right how often, and what they cost."""
@@ -70,13 +78,16 @@ class Speculation:
         # Of all steps with drafting, and what their tokens would have taken.
         self.seconds = self.plain_seconds = 0.0
         self.drafting = 0.0  # seconds spent on drafts for the step to come
-        self.is_first = (
-            False  # of a trial: code and memory are not at hand yet, so that it says little about costs
-        )
+        # Of a trial: code and memory are not at hand yet, so that it says little about costs.
+        self.is_first = False
 
     def begin(self) -> "Speculator":
         """For an answer."""
-        makers: dict[str, type[Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
+        makers: dict[str, type[Drafter]] = {
+            "ngram": NgramDrafter,
+            "mtp": MtpDrafter,
+            "dspark": DSparkDrafter,
+        }
         return Speculator(self, [(makers[name](), record) for name, record in self.records.items()])
 
     def told(self, sequences: int, rows: int, tokens: int, spent: Spent, begun: bool = False) -> None:
@@ -84,9 +95,8 @@ class Speculation:
         before its tokens were known"""
         self._overlaps |= begun
         self._widths[rows] += 1
-        alone = (
-            rows == sequences and self._overlaps and not begun
-        )  # as no step is without drafts, but for the first
+        # Without drafts a step begins early.  The first one after drafts does not, and takes longer than the others.
+        alone = rows == sequences and self._overlaps and not begun
         if not (self.is_first or alone or self._widths[rows] <= self._fresh):
             self.costs.told(rows, *spent)
         self.is_first = False
@@ -232,6 +242,10 @@ class Speculator:
             # What has waited since the last time is not this draft's cost.
             session.engine.loader.settle(session.state.slot)
             drafts = self._timed(drafter, record, session, token, 1, 0.0)
+            if not drafts:  # it had nothing to say, which is an answer too
+                record.trying -= 1
+                if not record.trying:
+                    self._turn(session, drafter, record, False)
         return drafts[:1]
 
     def _ask(
@@ -263,8 +277,7 @@ class Speculator:
         begin = time.perf_counter()
         drafts = drafter.propose(session, token, most, least)
         seconds = time.perf_counter() - begin + session.engine.stepper.draft_seconds
-        if drafts:
-            record.costs.told(len(drafts), seconds)
+        record.took(len(drafts), seconds)
         self._shared.drafting += seconds
         return drafts
 
