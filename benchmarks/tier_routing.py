@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def main() -> None:
         uses = np.zeros(experts)
         for each in sets:
             uses[list(each)] += 1
-        again = np.mean([len(one & other) / used for one, other in zip(sets, sets[1:], strict=False)])
+        again = np.mean([len(one & other) / used for one, other in pairwise(sets)])
         most = np.sort(uses)[::-1][: int(experts * chosen.share)].sum() / uses.sum()
         print(
             json.dumps({"layer": layer, "again": round(float(again), 3), "most_used": round(float(most), 3)})
