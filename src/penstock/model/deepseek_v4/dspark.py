@@ -50,8 +50,8 @@ class DSparkModule:
         self.config, self.dense = description.config, description.dense
         last = stages[-1].block
         self.features = ops.features(description.features(stages[0].block))
-        self.head = ops.head(description.head(f"{last}.hc_head", f"{last}.norm"))
-        self.markov = ops.markov_head(description.markov(last))
+        head = description.head(f"{last}.hc_head", f"{last}.norm")
+        self.head, self.markov = ops.head(head), ops.markov_head(description.markov(last, head))
         self.watched = range(layers - description.watched(stages[0].block), layers)
         self._blocks = range(first, first + len(stages))
         self._followed: dict[int, Followed] = {}  # by slot
