@@ -50,7 +50,7 @@ def expect_in_tiers(
     speeds, source = backend.speeds(), ExpertSource(checkpoint)
     notes = MeasuredOnce("machine", fingerprint(backend.beside), again, say)
     layer = kernel_costs(checkpoint, backend.beside, notes).layers[-1]
-    nbytes = sum(info.total_bytes for info in source.infos(0))
+    nbytes = source.useful_bytes[0]
     disk = 0.0
     if not plan.tiers.whole:
         found = read_speed(source, backend.beside, notes)
