@@ -3,12 +3,14 @@
     python -m benchmarks.cluster                     # a full-width file of four layers, one thread per process
     python -m benchmarks.cluster --model FILE --chunks 128,256 --repeat 3
     python -m benchmarks.cluster --only ceiling,experts
+    python -m benchmarks.cluster --model FILE --only stages --device cuda --vram 60GiB     # both share one card
 
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
-that two stages could ever do on this machine; then a head and a worker with one thread each, connected over loopback,
-as two stages and with the worker computing experts.  Decoding alone, two sessions at once (tokens of both, through
-the scheduler), and a prompt of 2,048 tokens.  The file has a small vocabulary, so that the head of the model is to
-its four layers as it is to the published model's 43.
+that two stages could ever do on this machine; what a step takes besides its rows, which makes small pieces of a
+prompt dear; then a head and a worker with one thread each, connected over loopback, as two stages and with the worker
+computing experts.  Decoding alone, two sessions at once (tokens of both, through the scheduler), and a prompt of
+2,048 tokens.  The file has a small vocabulary, so that the head of the model is to its four layers as it is to the
+published model's 43.
 """
 
 import argparse
@@ -32,13 +34,15 @@ from penstock.engine.requests import Failed, Request
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
+from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth, write_synth
 
 PROMPT: Final = 2048
 DECODED: Final = 48
 VOCABULARY: Final = 8192
 GREEDY: Final = Sampling(temperature=0, ignore_eos=True)
-CASES: Final = ("ceiling", "stages", "experts")
+CASES: Final = ("ceiling", "pieces", "stages", "experts")
+PIECES: Final = (128, 512)
 ALONE: Final[dict[str, Any]] = {"threads": 1, "memory": None, "learn": "off"}
 
 
@@ -126,9 +130,11 @@ def measured(engine: Engine, repeat: int) -> dict[str, float]:
     }
 
 
-def alone(model: Path, repeat: int, processes: int = 1) -> dict[str, float]:
+def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -> dict[str, float]:
     """So many processes at the same time that know nothing of each other: their tokens together."""
     command = [sys.executable, "-m", "benchmarks.cluster", "--model", str(model), "--alone"]
+    if "device" in where:  # all of it: one process need not share
+        command += ["--device", where["device"]]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     running = [
         subprocess.Popen(
@@ -140,6 +146,21 @@ def alone(model: Path, repeat: int, processes: int = 1) -> dict[str, float]:
     return {name: sum(each[name] for each in found) for name in found[0]}
 
 
+def pieces(model: Path, where: dict[str, Any]) -> None:
+    """What a step takes whatever its rows are, in rows."""
+    found = []
+    for rows in PIECES:
+        with Engine(model, context=PROMPT + 512, prefill_chunk=rows, **where, **ALONE) as engine:
+            prefill(engine, 64)
+            found.append(1 / prefill(engine, PROMPT // 2))
+        print(f"one process, pieces of {rows}: {1 / found[-1]:.2f} tokens per second", flush=True)
+    (few, many), (long, short) = PIECES, found
+    fixed = (long - short) / (1 / few - 1 / many)  # seconds of a step besides its rows
+    print(
+        f"  a step takes {fixed:.2f} s besides its rows, as much as {fixed / (short - fixed / many):.0f} rows"
+    )
+
+
 def show(what: str, found: dict[str, float], one: dict[str, float]) -> None:
     print(f"{what}:", {name: round(value, 2) for name, value in found.items()})
     ratios = {name: round(found[name] / one[name], 2) for name in one}
@@ -148,16 +169,27 @@ def show(what: str, found: dict[str, float], one: dict[str, float]) -> None:
 
 
 def speed(
-    model: Path, cases: Sequence[str], chunks: Sequence[int | None], boundary: str, repeat: int
+    model: Path,
+    cases: Sequence[str],
+    chunks: Sequence[int | None],
+    boundary: str,
+    repeat: int,
+    where: dict[str, str],
 ) -> None:
-    shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2}
-    one = alone(model, repeat)
+    """where: options that say which device"""
+    shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2, **where}
+    flags = [word for name, value in where.items() for word in (f"--{name}", value)]
+    one = alone(model, repeat, where)
     print("one process:", {name: round(value, 2) for name, value in one.items()}, flush=True)
     if "ceiling" in cases:
-        show("two processes by themselves", alone(model, repeat, 2), one)
+        show("two processes by themselves", alone(model, repeat, where, 2), one)
+    if "pieces" in cases:
+        pieces(model, where)
+    half = f"0:{open_checkpoint(model).config.layer_count // 2}"
     for chunk in chunks if "stages" in cases else ():
-        with staged(model, 2, prefill_chunk=chunk, layers="0:2", **shared) as (engine, _):
-            show(f"two stages, chunks of {engine.plan.chunk}", measured(engine, repeat), one)
+        with staged(model, 2, *flags, prefill_chunk=chunk, layers=half, **shared) as (engine, _):
+            pieces_of = engine.stepper.piece(PROMPT)
+            show(f"two stages, pieces of {pieces_of}", measured(engine, repeat), one)
     if "experts" in cases:
         with staged(model, 1, "--experts", "auto", **shared) as (engine, _):
             while not any("experts" in each for each in engine.stats()["cluster"]["members"]):
@@ -177,10 +209,14 @@ def main() -> int:
     parser.add_argument("--boundary", default="bf16", choices=("bf16", "f32"))
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--device", help="of both processes (default: the CPU)")
+    parser.add_argument("--vram", help="of the device's memory, for each of two stages")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    named = {"device": given.device, "vram": given.vram}
+    where = {name: value for name, value in named.items() if value is not None}
     if given.alone:
-        with Engine(given.model, context=PROMPT + 512, sessions=2, **ALONE) as engine:
+        with Engine(given.model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
             print(json.dumps(measured(engine, given.repeat)))
         return 0
     chunks = [None if each == "auto" else int(each) for each in given.chunks.split(",")]
@@ -189,7 +225,7 @@ def main() -> int:
         if model is None:
             model = Path(folder, "flash4.gguf")
             write_synth(plan_synth(width="flash", layers=4, vocab=VOCABULARY, mix="q2"), model)
-        speed(model, given.only.split(","), chunks, given.boundary, given.repeat)
+        speed(model, given.only.split(","), chunks, given.boundary, given.repeat, where)
     return 0
 
 

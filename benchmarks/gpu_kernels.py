@@ -26,6 +26,7 @@ from penstock.backend.cuda.attention import (
 )
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, takes_along
+from penstock.backend.cuda.experts_many import ManyExperts, parts_floats
 from penstock.backend.cuda.hyper import LeaveAndEnter
 from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitImage, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
@@ -69,7 +70,7 @@ def random_packed(kind: WeightType, rows: int, columns: int, count: int = 1, pai
 
 def milliseconds(work: Callable[[], None], repeats: int = 15) -> float:
     work()
-    (launch,) = capture(work)
+    (launch,) = capture(work).parts
     times: list[float] = []
     for _ in range(repeats + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -125,7 +126,7 @@ class Layer:
 class Step:
     """The launches of one layer for `rows` rows at position `context`."""
 
-    PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "shared", "router", "up", "down")
+    PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "router", "experts", "up", "down")
 
     def __init__(
         self,
@@ -137,6 +138,7 @@ class Step:
         streams: list[torch.Tensor],
         places: Places,
         slots: "Slots",
+        parts: torch.Tensor,
         tune: Tune,
     ):
         def buffer(*shape: int) -> torch.Tensor:
@@ -202,36 +204,32 @@ class Step:
         along = takes_along(layer.router, layer.shared_up, layer.shared_down, layer.gate_up, rows)
         logits = torch.randn(*((slices_of(layer.router),) if along else ()), rows, EXPERTS, device="cuda")
         router = Router(logits, 6, 1.5, torch.randn(EXPERTS, device="cuda") * 0.1)
-        self.shared: Dense | None = None
         self.router: Dense | None = None
+        self.up: Up | None = None
+        self.down: Down | None = None
+        self.experts: ManyExperts | None = None
         if along:
             self.up = Up(
                 layer.gate_up, router, x2, acts, rows, layer.router, layer.shared_up, shared_acts,
                 stages=tune.get("up", 3),
             )  # fmt: skip
+            ahead, stages = after.fn[0], tune.get("down", 3)
+            self.down = Down(layer.down, router, acts, y, rows, layer.shared_down, shared_acts, ahead, stages)
         else:
-            self.shared = Dense(
-                [layer.shared_up], x2, [shared_acts.values], rows, digits=shared_acts, limit=10.0
+            self.router = Dense([layer.router], x2, [logits], rows, stages=tune.get("router", 4))
+            meanwhile = Dense(
+                [layer.shared_up], x2, [shared_acts.values], rows, digits=shared_acts, limit=10.0, beside=True
             )
-            self.router = Dense([layer.router], x2, [logits], rows, late=True, stages=tune.get("router", 4))
-            self.up = Up(layer.gate_up, router, x2, acts, rows, stages=tune.get("up", 3))
-        self.down = Down(
-            layer.down,
-            router,
-            acts,
-            y,
-            rows,
-            layer.shared_down,
-            shared_acts,
-            after.fn[0],
-            stages=tune.get("down", 3),
-        )
+            self.experts = ManyExperts(
+                layer.gate_up, layer.down, router, [x2], acts, y, parts, 10.0, (layer.shared_down, shared_acts),
+                meanwhile=[meanwhile], ahead=after.fn[0],
+            )  # fmt: skip
         self.chosen = router
 
     def names(self) -> tuple[str, ...]:
         middle = ("indexer",) if self.indexer else ()
         first = ("enter_a", "q_a", "q_b", "remember", *middle, "attention", "out_a", "out_b")
-        return (*first, "enter_b", "shared", "router", "up", "down")
+        return (*first, "enter_b", "router", "experts", "up", "down")
 
     def launch(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -270,8 +268,9 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     places = Places(positions, slots.states, frequencies, torch.zeros(rows, 32, 2, device="cuda"))
     turns = MakeTurns(places)
     following = [*layers[1:], layers[0]]
+    parts = torch.empty(rows * parts_floats(HIDDEN, WIDTH, 6), device="cuda")
     steps = [
-        Step(layer, after, i, rows, context, streams, places, slots, tune)
+        Step(layer, after, i, rows, context, streams, places, slots, parts, tune)
         for i, (layer, after) in enumerate(zip(layers, following, strict=True))
     ]
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
@@ -310,13 +309,17 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
 
         return work
 
-    for name in ("q_a", "q_b", "out_a", "out_b", "shared", "router"):
+    for name in ("q_a", "q_b", "out_a", "out_b", "router"):
         if getattr(steps[0], name) is not None:
             works[name] = (sum(getattr(step, name).nbytes for step in steps), every(name))
-    beside = 0 if steps[0].shared else one.shared_up.nbytes + one.router.nbytes
-    works["up"] = (int(n * (one.gate_up.nbytes * used / EXPERTS + beside)), every("up"))
-    works["up, down"] = (0, every("up", "down"))
-    works["down"] = (int(n * (one.down.nbytes * used / EXPERTS + one.shared_down.nbytes)), every("down"))
+    up, down = one.gate_up.nbytes * used / EXPERTS, one.down.nbytes * used / EXPERTS + one.shared_down.nbytes
+    if steps[0].experts is not None:
+        works["experts"] = (int(n * (up + one.shared_up.nbytes + down)), every("experts"))
+    else:
+        beside = one.shared_up.nbytes + one.router.nbytes
+        works["up"] = (int(n * (up + beside)), every("up"))
+        works["up, down"] = (0, every("up", "down"))
+        works["down"] = (int(n * down), every("down"))
     works["head"] = (head.nbytes, lambda: last.launch(OVERLAP))
     products = sum(size for name, (size, _) in works.items() if name != "up, down")
 

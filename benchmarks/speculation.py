@@ -2,6 +2,8 @@
 
     python -m benchmarks.speculation                         # the pocket model, every kind of text and drafter
     python -m benchmarks.speculation --kinds story,tools --draft auto --rounds 20
+    python -m benchmarks.speculation --cluster               # two stages of it, 5 ms from each other; needs root
+    python -m benchmarks.speculation --gpu --synth /dev/shm/q2.gguf   # the published widths on a GPU
 
 Every round generates the same text with each drafter in turn, so that whoever disturbs the machine disturbs all; of
 the rounds, after the first, which teaches the gate, medians count.  Texts are checked to be the same.
@@ -14,6 +16,7 @@ random       sampled at a temperature at which nobody can guess
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -137,14 +140,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, default=pocket_path())
-    parser.add_argument("--kinds", default=",".join(ASKED))
+    parser.add_argument("--kinds", help="of text; all")
     parser.add_argument("--draft", default=",".join(DRAFTS[1:]))
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--gpu", action="store_true", help="on a GPU, a synthetic model with a forced drafter"
+    )
+    parser.add_argument("--synth", type=Path, help="that model, which is written first if it is not there")
+    parser.add_argument("--layers", type=int, help="of that model; all")
+    parser.add_argument("--cluster", action="store_true", help="two stages, with a slow link between them")
+    parser.add_argument("--links", default="5,2.5", help="milliseconds one way, comma-separated")
     asked = parser.parse_args()
+    if asked.gpu:
+        from benchmarks import speculation_gpu
+
+        kinds = asked.kinds.split(",") if asked.kinds else list(speculation_gpu.TARGETS)
+        rounds, path = min(asked.rounds, 5), asked.synth or asked.model
+        speculation_gpu.run(path, layers=asked.layers, tokens=asked.tokens, rounds=rounds, kinds=kinds)
+        return
+    if asked.cluster:
+        from benchmarks import speculation_cluster
+
+        kinds = asked.kinds.split(",") if asked.kinds else list(speculation_cluster.KINDS)
+        links, rounds = [float(each) for each in asked.links.split(",")], min(asked.rounds, 3)
+        sys.exit(speculation_cluster.run(asked.model, links, kinds, asked.tokens, rounds))
     neighbours, rows = Neighbours(), []
-    for kind in asked.kinds.split(","):
+    for kind in asked.kinds.split(",") if asked.kinds else ASKED:
         rows += measure(asked.model, kind, ["off", *asked.draft.split(",")], asked.tokens, asked.rounds)
     console = Console(width=140)
     console.print(f"{machine.sentence()}; others kept {neighbours.cores():.1f} cores busy", highlight=False)

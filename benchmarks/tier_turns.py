@@ -29,7 +29,7 @@ from penstock.weights.imagined import imagine
 from penstock.weights.synth import stored_type
 from penstock.weights.widths import WIDTHS
 
-TIMES = Times(130e-6, (163e-6, 400e-6, 1.4e-3))  # of an expert, on an H200 beside sixteen cores
+TIMES = Times(143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6)  # an H200 beside sixteen cores
 TOKENS = 60
 
 

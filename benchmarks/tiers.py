@@ -8,17 +8,23 @@
 alone    the same with 12GiB and every expert copied to the card: what the processors' share is worth
 2k, 8k   prompts of 2,048 and 8,192 tokens with 24GiB
 disk     decoding with `--vram 16GiB --memory 32GiB`
+parts    what one expert takes over the link and on the processors
 
 One engine runs them: smaller budgets are slots that it gives up.
 With fewer layers than the published model has, budgets shrink so that tiers hold the same share of the experts, and
 speeds are those of all layers: the time of a token grows with them.  Weights are random: what is chosen is uniform,
 or follows Zipf's law with `--skew`.  Every line is JSON.
+
+The disk's case is to be run in a memory group of that size, whose peak is printed:
+
+    systemd-run --user --scope -p MemoryMax=34G python -m benchmarks.tiers … --cases disk
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +33,21 @@ import numpy as np
 
 from penstock import Engine
 from penstock.backend import open_backend
+from penstock.backend.base import HostExpert
+from penstock.backend.cpu.backend import CpuBackend
+from penstock.backend.cpu.host_share import expert_work
+from penstock.backend.cpu.weights import CpuExpert
 from penstock.backend.device import DeviceBackend
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.engine.sampling import Sampling
 from penstock.errors import BudgetError
 from penstock.machine.gpu import read_gpu_memory
+from penstock.machine.groups import find_groups
+from penstock.machine.kernel_files import text
 from penstock.machine.memory import resident_bytes
 from penstock.storage.plan import Plan
+from penstock.storage.tiers.division import Times
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imagined import imagine
 from penstock.weights.opening import open_checkpoint
@@ -45,6 +58,8 @@ GIB = 1 << 30
 CONTEXT = 16384
 SAMPLING = Sampling(temperature=1.0, seed=1, ignore_eos=True)
 WARM, TOKENS = 12, 40
+COUNTED = ("device_hits", "copied", "on_host", "disk_reads", "ahead_right", "ahead_wrong")  # experts of a token
+KNOWN = ("24", "12", "alone", "2k", "8k", "disk", "parts")
 
 
 def say(case: str, **numbers: Any) -> None:
@@ -119,15 +134,25 @@ def give_up(engine: Engine, scaled: Scaled, vram: int) -> None:
     say("given up", vram=vram / GIB, slots=tiers.stats()["slots"])
 
 
-def peaks(engine: Engine, before: int) -> dict[str, float]:
-    counted = read_gpu_memory(0)
+def peaks(engine: Engine, before: int) -> dict[str, float | None]:
+    counted, group = read_gpu_memory(0), group_peak()
     used = 0 if counted is None else counted.total - counted.free - before
     assert engine.plan.budget is not None
     return {
         "vram_used": round(used / GIB, 2),
         "vram_budget": round(engine.plan.budget / GIB, 2),
         "resident": round((resident_bytes() or 0) / GIB, 2),
+        "group_peak": None if group is None else round(group / GIB, 2),
     }
+
+
+def group_peak() -> int | None:
+    """The most that the memory group of this process has held, a RAM disk's files included."""
+    for folder in find_groups("memory").folders[:1]:
+        for name in ("memory.peak", "memory.max_usage_in_bytes"):
+            if (found := text(folder / name)) is not None:
+                return int(found)
+    return None
 
 
 def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
@@ -150,6 +175,11 @@ def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
     link = each["copied"] * after["link_seconds_per_expert"]
     disk = each["disk_reads"] * after["disk_seconds_per_expert"]
     parts = {"link": link, "processors": each["host_seconds"], "disk": disk}
+    layer = 1e6 / engine.config.layer_count
+    host = {"waits": each["idle_seconds"], "computes": each["host_seconds"]}
+    host["decides, hands over"] = mean - sum(host.values())
+    card = {"waits for host": each["host_stall_seconds"], "then for link": each["link_stall_seconds"]}
+    card["computes"] = mean - sum(card.values())
     rest = mean - max(parts.values())
     binds = (
         max(parts, key=lambda name: parts[name])
@@ -161,12 +191,84 @@ def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
         case, tokens_per_second=round(speed, 2), binds=binds, ms=round(mean * 1e3, 2),
         median_ms=round(statistics.median(times[WARM:]) * 1e3, 2), layers=engine.config.layer_count,
         us_a_layer=round(mean / engine.config.layer_count * 1e6), besides_ms=round(rest * 1e3, 2),
+        of_bound=round(max(parts.values()) / mean, 2),
         parts_ms={name: round(value * 1e3, 2) for name, value in parts.items()},
+        host_us_a_layer={name: round(value * layer) for name, value in host.items()},
+        card_us_a_layer={name: round(value * layer) for name, value in card.items()},
         hit_rate=round(each["device_hits"] / (each["device_hits"] + each["device_misses"]), 3),
-        experts={name: round(each[name], 1) for name in ("device_hits", "copied", "on_host", "disk_reads")},
+        experts={name: round(each[name], 1) for name in COUNTED},
         link_megabytes=round(each["link_bytes"] / 1e6, 1), **peaks(engine, before),
     )  # fmt: skip
     return speed
+
+
+def parts(engine: Engine) -> None:
+    """What an expert takes by each way alone, and both at a time."""
+    tiers, backend = engine.storage.tiers, engine.backend
+    assert tiers is not None
+    assert isinstance(backend, DeviceBackend)
+    store, processors = tiers.experts, backend.beside
+    assert isinstance(processors, CpuBackend)
+    slots, there = store.pools[0].slots, dict(sorted(store.pools[0].placement.slot_of.items())[:40])
+
+    def copy(experts: Sequence[HostExpert]) -> None:
+        for slot, expert in zip(there.values(), experts, strict=True):  # once more to where they are
+            slots.bring(slot, expert)
+
+    def timed(work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+
+    found: dict[str, Any] = {"as measured": [round(each * 1e6, 1) for each in _flat(store.division.times)]}
+    with store.host.sample(list(there)) as experts:
+        copy(experts)
+        slots.wait()
+        issue = timed(lambda: copy(experts))
+        slots.wait()
+        found["asked_us"] = round(issue / len(experts) * 1e6, 1)
+        begin = time.perf_counter()
+        copy(experts)
+        slots.wait()
+        found["link_us"] = round((time.perf_counter() - begin) / len(experts) * 1e6, 1)
+        for run in (1, 2, 4):
+            groups = [experts[first : first + run] for first in range(0, len(experts) - run + 1, run)]
+            begin = time.perf_counter()
+            for number, group in enumerate(groups):
+                slots.bring_all(list(there.values())[number * run : (number + 1) * run], group)
+            slots.wait()
+            found[f"link_us, {run} together"] = round(
+                (time.perf_counter() - begin) / run / len(groups) * 1e6, 1
+            )
+        own = [expert for expert in experts if isinstance(expert, CpuExpert)]
+        threads = processors.threads
+        for count in (1, 2, 4):
+            for used in sorted({threads, threads * 3 // 4, threads // 2}):
+                works = expert_work(own, 1, count, used)
+                works[0]()
+                alone = statistics.median(timed(work) for work in works) / count
+                copy(experts)
+                both = statistics.median(timed(work) for work in works[: 20 // count]) / count
+                slots.wait()
+                found[f"{count} by {used} threads"] = [round(alone * 1e6, 1), round(both * 1e6, 1)]
+    say("an expert, microseconds: processors alone, beside copies", **found)
+
+
+def _flat(times: Times) -> list[float]:
+    """Link, ask, call, then the host by rows."""
+    return [times.link, times.ask, times.call, *times.host]
+
+
+def machine() -> dict[str, str]:
+    """What the system says of memory and processors."""
+    files = {
+        "huge_pages": "/sys/kernel/mm/transparent_hugepage/enabled",
+        "huge_shared": "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "nodes": "/sys/devices/system/node/online",
+        "processors": "/sys/devices/system/cpu/online",
+        "siblings": "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list",
+    }
+    return {name: Path(path).read_text().strip() for name, path in files.items() if Path(path).exists()}
 
 
 def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> float:
@@ -197,6 +299,9 @@ def run_case(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
         give_up(engine, scaled, 12 * GIB)
     else:
         experts.withhold(0)
+    if case == "parts":
+        parts(engine)
+        return 0.0
     if case in ("2k", "8k"):
         return prefill(engine, scaled, 2048 if case == "2k" else 8192, before)
     return decode(engine, scaled, f"decode {case}", before)
@@ -229,6 +334,7 @@ def main() -> None:
     say(
         "card",
         name=backend.description,
+        machine=machine(),
         memory=round(speeds.memory / 1e9),
         link=round(speeds.from_host / 1e9, 1),
     )
@@ -238,8 +344,8 @@ def main() -> None:
     options = {} if chosen.threads is None else {"threads": chosen.threads}
     speed: dict[str, float] = {}
     cases = chosen.cases.split(",")
-    if unknown := set(cases) - {"24", "12", "alone", "2k", "8k", "disk"}:
-        parser.error(f"--cases: {', '.join(unknown)}, expected some of 24, 12, alone, 2k, 8k, disk")
+    if unknown := set(cases) - {*KNOWN}:
+        parser.error(f"--cases: {', '.join(unknown)}, expected some of {', '.join(KNOWN)}")
     if "disk" in cases:
         memory = scaled.memory(32 * GIB)
         with open_case(scaled, 16 * GIB, memory=memory, **options) as engine:

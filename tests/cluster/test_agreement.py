@@ -59,7 +59,7 @@ def test_what_cannot_be_layers_is_refused(layers: object) -> None:
 
 
 def test_terms_come_back_as_they_were() -> None:
-    terms = Terms(512, 64, "f16", False, True, 256, 1, "bf16", 20.0)
+    terms = Terms(512, 64, "f16", False, False, True, 256, 1, "bf16", 20.0)
     assert Terms.read(terms.fields()) == terms
     with pytest.raises(ClusterError, match="context"):
         Terms.read({**replace(terms).fields(), "context": "512"})

@@ -196,7 +196,7 @@ def test_questions_that_make_no_sense_are_answered_with_an_error(
     from penstock.cluster.agreement import Terms
 
     checkpoint = open_checkpoint(pocket_path())
-    terms = Terms(512, 64, "f16", False, True, 256, 1, "bf16", 20.0)
+    terms = Terms(512, 64, "f16", False, False, True, 256, 1, "bf16", 20.0)
     held = HeldExperts(checkpoint, open_backend("cpu", 1), range(4), terms)
     good = {"x": np.zeros((1, checkpoint.config.hidden), np.float32), "weights": np.zeros((1, 2), np.float32)}
     answer = held.compute(Message("terms", {"number": 3, **fields}, {**good, **arrays} if arrays else {}))

@@ -17,9 +17,12 @@ import penstock
 from penstock.cluster.control import Control
 from penstock.cluster.message import Message
 from penstock.engine.engine import Engine
+from penstock.engine.requests import Failed
+from penstock.engine.scheduler import Scheduler
 from penstock.errors import ClusterError, ReadError
 from penstock.pocket import pocket_path
 from tests.cluster.machines import Hired, cluster, open_head
+from tests.engine.clients import Client, finish
 
 SOURCE = Path(penstock.__file__).parents[1]
 IDS = list(range(100, 220))
@@ -138,6 +141,19 @@ def test_a_prompt_that_fails_on_its_way_is_read_again(
             session.feed(IDS)
         assert session.tokens == IDS[:32]
         assert np.array_equal(session.feed(IDS[32:]), expected[0])  # type: ignore[arg-type]
+
+
+def test_a_group_that_breaks_under_a_prompt_ends_its_request_once() -> None:
+    """A piece is under way, and the next cannot begin."""
+    with cluster(pocket_path(), 2, context=512, prefill_chunk=32) as engine:
+        client, scheduler = Client(IDS), Scheduler(engine)
+        scheduler.submit(client.request)
+        scheduler.loop.step()
+        assert engine.machines is not None
+        epoch = engine.machines._pipeline.current()
+        epoch.group.break_up("a cut")
+        finish(scheduler)
+        assert [type(update) for update in client.updates if isinstance(update, Failed)] == [Failed]
 
 
 def test_the_head_that_ends_lets_its_workers_end() -> None:

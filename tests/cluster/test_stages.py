@@ -61,7 +61,30 @@ def test_what_the_draft_block_expects(whole: Engine, staged: Engine) -> None:
     one.feed(IDS)
     many.feed(IDS)
     assert np.array_equal(whole.mtp_logits(one, 7), staged.mtp_logits(many, 7))
-    assert whole.stepper.draft(one, 7, 3, 0.0) == staged.stepper.draft(many, 7, 3, 0.0)
+
+
+def test_drafts_come_with_logits(whole: Engine, staged: Engine) -> None:
+    """Also after drafts of which some were right, and none for a token that nobody expected."""
+    one, many = whole.session(), staged.session()
+    one.feed(IDS)
+    many.feed(IDS)
+    asked = staged.stepper.draft(many, 7, 3, 0.0)  # from the next step on
+    assert staged.options.stages == 1 or asked == []
+    for number in range(4):
+        token = int(np.argmax(one.feed([7 + number])))  # type: ignore[arg-type]
+        many.feed([7 + number])
+        guesses = whole.stepper.draft(one, token, 3, 0.0)
+        assert staged.stepper.draft(many, token, 3, 0.0) == guesses
+    right = int(np.argmax(one.feed([token])))  # type: ignore[arg-type]
+    many.feed([token, right, (right + 1) % 4096], "all")
+    many.rewind(1)
+    after = int(np.argmax(one.feed([right])))  # type: ignore[arg-type]
+    guesses = whole.stepper.draft(one, after, 3, 0.0)
+    assert staged.stepper.draft(many, after, 3, 0.0) == guesses
+    many.feed([after])
+    one.feed([after])
+    if staged.options.stages > 1:
+        assert staged.stepper.draft(many, (after + 1) % 4096, 3, 0.0) == []
 
 
 def test_a_saved_session_belongs_to_the_model_and_not_to_the_stages(

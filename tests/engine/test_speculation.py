@@ -242,12 +242,14 @@ def test_a_repetition_is_noticed_though_an_answer_rests() -> None:
     assert sum(map(bool, found[199:])) > 25
 
 
-def told_of(engine: Engine, seconds: Callable[[int], float]) -> Callable[[int, int, int, Spent], None]:
+def told_of(engine: Engine, seconds: Callable[[int], float]) -> Callable[..., None]:
     """Steps take as long as a test says, whatever else runs on the machine."""
     shared = engine.speculation
     assert shared is not None
     told = shared.told
-    return lambda sequences, rows, tokens, _: told(sequences, rows, tokens, Spent(seconds(rows)))
+    return lambda sequences, rows, tokens, _, begun: told(
+        sequences, rows, tokens, Spent(seconds(rows)), begun
+    )
 
 
 # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────

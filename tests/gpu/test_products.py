@@ -8,9 +8,11 @@ from penstock.backend.cuda import layouts, weights
 from penstock.backend.cuda.deepseek_v4.batch import Launch
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, takes_along, up_forms
+from penstock.backend.cuda.experts_many import ManyExperts, parts_floats
 from penstock.backend.cuda.hyper import MakeImage
 from penstock.backend.cuda.inputs import (
     DIGITS,
+    FEW,
     FLOATS,
     HALVES,
     NEGATED,
@@ -153,26 +155,43 @@ class Experts:
         rows = len(x)
         along = takes_along(self.packed_router, self.shared_gate_up, self.shared_down, self.gate_up, rows)
         parts = poisoned(slices_of(self.packed_router) if along else 1, rows, self.experts)
-        acts, shared_acts = DigitVectors(rows * self.count, self.width, 64), DigitVectors(rows, self.width)
+        acts, inner = DigitVectors(rows * self.count, self.width, 64), DigitVectors(rows, self.width)
         bias, out = None if table is not None else on_card(self.bias), poisoned(rows, self.hidden)
-        router = Router(parts, self.count, 1.5, bias, table, tokens)
-        image = Image(
-            rows, self.hidden, forms_of([types.Q8_0, types.F16], rows) | up_forms(self.up_kind, rows)
-        )
-        launches: list[Launch] = [MakeImage(x, image)]
-        given = (self.gate_up, router, image, acts, rows)
-        if along:
-            launches.append(
-                Up(*given, self.packed_router, self.shared_gate_up, shared_acts, self.limit, self.limit)
-            )
+        router, limit = Router(parts, self.count, 1.5, bias, table, tokens), self.limit
+        launches: list[Launch] = []
+        images: list[Image] = []
+        meanwhile: list[Dense] = []
+        gate_up, down = self.shared_gate_up, self.shared_down
+        for first in range(0, rows, 8):
+            some = x[first : first + 8]
+            size = len(some)
+            forms = forms_of([types.Q8_0, types.F16], size) | up_forms(self.up_kind, size)
+            image = Image(size, self.hidden, forms)
+            images.append(image)
+            launches.append(MakeImage(some, image))
+            if not along:
+                logits, part = parts[0, first : first + size], inner.part(first, first + size)
+                many = rows > FEW
+                beside = Dense([gate_up], image, [part.values], size, digits=part, limit=limit, beside=many)
+                if many:
+                    meanwhile.append(beside)
+                else:
+                    launches.append(beside)
+                launches.append(Dense([self.packed_router], image, [logits], size, late=not many, stages=4))
+        if rows > FEW:
+            room = poisoned(rows * parts_floats(self.hidden, self.width, self.count))
+            given_too = (router, images, acts, out, room, limit, (down, inner))
+            launches.append(ManyExperts(self.gate_up, self.packed_down, *given_too, meanwhile=meanwhile))
         else:
-            beside, limit = [shared_acts.values], self.limit
-            launches += [
-                Dense([self.shared_gate_up], image, beside, rows, digits=shared_acts, limit=limit),
-                Dense([self.packed_router], image, [parts[0]], rows, late=True, stages=4),
-                Up(*given, limit=limit),
-            ]
-        launches.append(Down(self.packed_down, router, acts, out, rows, self.shared_down, shared_acts))
+            given = (self.gate_up, router, images[0], acts, rows)
+            if along:
+                launches.append(Up(*given, self.packed_router, gate_up, inner, limit, limit))
+            else:
+                launches.insert(
+                    1, Dense([gate_up], images[0], [inner.values], rows, digits=inner, limit=limit)
+                )
+                launches.append(Up(*given, limit=limit))
+            launches.append(Down(self.packed_down, router, acts, out, rows, down, inner))
         for _ in range(2):
             for kernel in launches:
                 kernel.launch()
@@ -180,7 +199,7 @@ class Experts:
         for part in parts:
             logits += part
         assert not router.counter.any()
-        assert not shared_acts.counters.any()
+        assert not inner.counters.any()
         assert np.array_equal(
             router.ids(rows).cpu().numpy(), self.chosen(logits.cpu().numpy(), table, tokens)
         )
@@ -230,10 +249,10 @@ class Experts:
 )
 def test_experts(up: WeightType, down: WeightType, hidden: int, width: int) -> None:
     layer = Experts(up, down, hidden, width, 32)
-    x = ref.random_inputs(8, hidden, 20)
+    x = ref.random_inputs(32, hidden, 20)
     device_x = on_card(x)
     first = None
-    for rows in (8, 1, 2, 5, 3):
+    for rows in (32, 1, 8, 2, 5, 3, 16):
         out, logits = layer.run(device_x[:rows], None, None)
         result = out.cpu().numpy()
         if first is None:
@@ -242,7 +261,7 @@ def test_experts(up: WeightType, down: WeightType, hidden: int, width: int) -> N
             assert ref.error(logits.cpu().numpy(), x.astype(np.float64) @ w.T) < AGAINST_DIGITS
             wanted = layer.wanted(x.astype(np.float64), logits.cpu().numpy().astype(np.float64), None, None)
             assert ref.error(result, wanted) < 2 * AGAINST_INPUTS
-        assert np.array_equal(result, first[:rows]), f"{rows} rows differ from 8"
+        assert np.array_equal(result, first[:rows]), f"{rows} rows differ from 32"
 
 
 @pytest.mark.parametrize("tokens", [[3, 9, 3], [4] * 8, [1, 4, 4, 4, 4, 4, 1], [7]], ids=str)
@@ -284,11 +303,15 @@ def test_what_the_router_chooses() -> None:
     logits = poisoned(4, experts)
     router = Router(logits, 6, 1.5)
     image = Image(4, hidden, DIGITS | FLOATS)
-    gate, up = (on_card(ref.random_weights(types.Q8_0, experts * 16, hidden, seed)) for seed in (52, 53))
-    gate_up = weights.repack_pair(gate, up, types.Q8_0, 16, hidden, experts)
+    gate, up = (on_card(ref.random_weights(types.Q8_0, experts * 32, hidden, seed)) for seed in (52, 53))
+    gate_up = weights.repack_pair(gate, up, types.Q8_0, 32, hidden, experts)
     MakeImage(on_card(x), image).launch()
-    Dense([packed], image, [logits], 4, late=True).launch()
-    Up(gate_up, router, image, DigitVectors(4 * 6, 16, 64), 4).launch()
+    Dense([packed], image, [logits], 4).launch()
+    down = weights.repack(
+        on_card(ref.random_weights(types.Q8_0, experts * hidden, 32, 54)), types.Q8_0, hidden, 32, experts
+    )
+    parts = poisoned(4 * parts_floats(hidden, 32, 6))
+    ManyExperts(gate_up, down, router, [image], DigitVectors(4 * 6, 32), poisoned(4, hidden), parts).launch()
     scores = ref.router_scores(logits.cpu().numpy().astype(np.float64))
     wanted = np.argsort(-scores, axis=1, kind="stable")[:, :6]
     assert np.array_equal(router.ids(4).cpu().numpy(), wanted)

@@ -42,7 +42,7 @@ def test_experts_that_rows_share_are_read_once() -> None:
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("dense_4", "dense_4"),
+        ("dense", "dense"),
         ("void at::native::fill<int, 4>(int*, long)", "fill"),
         ("void at::native::(anonymous namespace)::indexSelect<float, 2>(int)", "indexSelect"),
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),

@@ -21,6 +21,7 @@ from penstock.storage.store import ready_expert
 from penstock.storage.tiers import plan as tier_plan
 from penstock.storage.tiers.division import Times
 from penstock.storage.tiers.host import on_host
+from penstock.storage.tiers.placement import Placement
 from penstock.storage.tiers.plan import plan_for_tiers
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.tensor import Weight
@@ -77,16 +78,23 @@ def decoded(engine: Engine, count: int = 24) -> Logits:
     return fed(engine, ids(LENGTH)[: 60 + count], [8, 20, 32, *[1] * count])
 
 
-def test_an_expert_that_is_brought_lies_as_one_that_is_loaded(path: Path) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_an_expert_that_is_brought_lies_as_one_that_is_loaded(path: Path, together: bool) -> None:
     checkpoint = open_checkpoint(path)
     infos = expert_infos(checkpoint, "blk.1")
     stack, slots = CudaExpertStack(infos, 6), CudaExpertSlots(infos[0], 8, device_pages(0))
     processors = CpuBackend(1)
+    experts = []
     for number in range(8):
         weights = [Weight(info) for info in infos[number]]
         for part, weight in enumerate(weights):
             stack.place(part, number, weight.info, weight.raw)
-        slots.bring(7 - number, on_host(ready_expert(processors, weights)))
+        experts.append(on_host(ready_expert(processors, weights)))
+    if together:
+        slots.bring_all([7 - number for number in range(8)], experts)
+    else:
+        for number, expert in enumerate(experts):
+            slots.bring(7 - number, expert)
     slots.join()
     torch.cuda.synchronize()
     assert stack.gate_up is not None
@@ -172,3 +180,29 @@ def test_several_sessions_share_a_step(tiered: Open) -> None:
     with tiered(FEWEST, exact=True) as engine:
         for one, beside in zip(last(engine, False), last(engine, True), strict=True):
             np.testing.assert_array_equal(one, beside)
+
+
+def test_the_card_does_not_wait_for_a_host_that_has_given_up(
+    tiered: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiered(FEWEST, exact=True) as engine:
+        session = engine.session()
+        session.feed(ids(40, seed=4))
+        wanted = session.feed([9])
+        for _ in range(3):  # launched, recorded, repeated
+            session.rewind(1)
+            np.testing.assert_array_equal(session.feed([9]), wanted)
+        session.rewind(1)
+        real, turns = Placement.turn, iter(range(100))
+
+        def interrupted(placement: Placement, *given: Any) -> Any:
+            if next(turns) == 2:
+                raise KeyboardInterrupt
+            return real(placement, *given)
+
+        with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+            context.setattr(Placement, "turn", interrupted)
+            session.feed([9])
+        other = engine.session()
+        other.feed(ids(40, seed=4))
+        np.testing.assert_array_equal(other.feed([9]), wanted)

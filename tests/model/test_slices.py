@@ -62,7 +62,7 @@ def test_two_slices_make_the_whole(engine: penstock.Engine, tiny: TinyModel, cut
     for count in (50, 1, 1, 48, 50):
         ids = tiny.ids[at : at + count]
         streams = front.model.forward(front.step(at, ids))
-        streams = back.model.forward(back.step(at, ids), streams)
+        streams = back.model.forward(back.step(at, ids), front.backend.host(streams))
         rows.append(back.model.logits(streams, back.step(at, ids)))
         at += count
         for part in (front, back):
@@ -98,7 +98,7 @@ def test_a_draft_block_goes_with_the_last_slice() -> None:
     front, back = Slice(checkpoint, range(5)), Slice(checkpoint, range(5, 8))
     ids = list(range(100, 140))
     streams = front.model.forward(front.step(0, ids))
-    back.model.forward(back.step(0, ids), streams)
+    back.model.forward(back.step(0, ids), front.backend.host(streams))
     back.pool.commit(back.slot, len(ids))
     with penstock.Engine(pocket_path(), context=512, threads=1) as engine:
         session = engine.session()

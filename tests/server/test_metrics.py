@@ -21,6 +21,7 @@ from penstock.errors import ContextLengthError
 from penstock.pocket import pocket_path
 from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings
+from penstock.server.observe.machines import COUNTERS, GAUGES, machine_series
 from penstock.server.service import Service
 from penstock.server.usage import Usage
 
@@ -270,6 +271,9 @@ def test_every_query_of_the_dashboard_names_series_that_exist(server: Server) ->
     with pytest.raises(ContextLengthError):
         server.ask([1] * 256, 5)
     existing = {name for name, _ in server.series()}
+    machine = {"name": "one", "stage": 0} | dict.fromkeys((name for name, *_ in (*COUNTERS, *GAUGES)), 1.0)
+    cluster = {"up": True, "stages": 1, "epochs": 1, "members": [machine]}
+    existing |= {sample.name for family in machine_series(cluster) for sample in family.samples}
     queries = [
         target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]
     ]

@@ -97,6 +97,11 @@ class ExpertSlots(ABC):
         """Begins to copy an expert of the host's to a slot.  Its memory stays as it is until `wait` has returned, or
         whatever the device computed after `join` is there."""
 
+    def bring_all(self, slots: Sequence[int], experts: Sequence[HostExpert]) -> None:
+        """The same for several, in this order."""
+        for slot, expert in zip(slots, experts, strict=True):
+            self.bring(slot, expert)
+
     @abstractmethod
     def join(self) -> None:
         """What the device is asked to compute from now on finds all that was brought so far."""
@@ -132,12 +137,23 @@ class DividedLease(ABC):
     slots: ExpertSlots
     places: NDArray[np.int32]  # [experts]: slots of those that the device computes now; −1: none
     at_hand: bool  # the host has all experts in memory: a turn gives one table at most
+    guesses: bool  # there is a next layer, and it is of use to say what it is likely to need
 
     @abstractmethod
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
         """Decides for a step of few rows, ids [rows, count], and begins to bring what the device is to have.  Gives
         tables of what the host is to compute, as it comes; each is good until the next is asked for.  In the end
-        `places` is right, and the device can be asked to compute the rest."""
+        `places` is right, and the device can be asked to compute the rest once it has what was brought."""
+
+    @abstractmethod
+    def waited(self, idle: float, host: float, link: float) -> None:
+        """Seconds that the host waited for this turn, and that the device waited in the one before: for the host,
+        then for what was brought."""
+
+    @abstractmethod
+    def ahead(self, ids: NDArray[np.int64]) -> None:
+        """The layer behind this one is likely to need these, the first ones most.  Called between a turn's answer and
+        the next turn."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -301,12 +317,13 @@ class Backend(ABC):
 
     @abstractmethod
     def host(self, array: Array) -> NDArray[Any]:
-        """What an array holds, on the host.  It may be the very memory, which the next step changes."""
+        """What an array holds, on the host.  It may be the very memory, which the next step changes, and may have
+        rows behind those of the step."""
 
     def device(self, array: NDArray[Any]) -> Array:
-        """The reverse of `host`, for what comes from another machine.  Only some devices can."""
+        """The reverse of `host`, for routed experts that other machines compute.  Only some devices can."""
         del array
-        raise OptionError(f"device is {self.name!r}: layers of a cluster run on cpu alone")
+        raise OptionError(f"device is {self.name!r}: experts are shared with other machines on cpu alone")
 
     @abstractmethod
     def check(self) -> None:

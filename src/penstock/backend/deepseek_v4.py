@@ -262,6 +262,11 @@ class Ops(ABC):
         """x [rows, hidden] → streams [rows, count, hidden], all alike at first"""
 
     @abstractmethod
+    def received(self, streams: NDArray[np.float32], batch: Any) -> Callable[[], Array]:
+        """What another stage has computed, on the host: streams [rows, n, hidden] are brought to the device.  The
+        result gives them to `repeat`'s work, at the same address in every step with as many rows."""
+
+    @abstractmethod
     def embedding(self, weight: DeviceWeight) -> Embedding: ...
 
     @abstractmethod

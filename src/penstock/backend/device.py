@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,17 @@ from penstock.backend.state import StateLayout, StatePool
 from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
+HOST_ROWS: Final = (1, 4, 16)
+
 
 class ExpertSeconds(NamedTuple):
-    """Measured, of one expert."""
+    """Measured, of one expert: to be copied to the device; to be computed by the host, by the rows that need it (as
+    many as `HOST_ROWS` says); for the host to ask for a copy; and of a call that computes some, besides them."""
 
-    link: float  # to be copied to the device
-    host: tuple[
-        float, ...
-    ]  # to be computed by the host, by the rows that need it: as many as `HOST_ROWS` says
-
-
-HOST_ROWS = (1, 4, 16)
+    link: float
+    host: tuple[float, ...]
+    ask: float = 0.0
+    call: float = 0.0
 
 
 class HostShare(ABC):
@@ -53,13 +53,10 @@ class HostBackend(Backend):
         """x, out [rows, hidden], ids, weights [rows, count], all contiguous."""
 
     @abstractmethod
-    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
-        """What computes a few of the experts at a time, all for so many rows: to be measured."""
-
-    @property
-    @abstractmethod
-    def together(self) -> int:
-        """How many each of `expert_work` computes."""
+    def expert_work(
+        self, experts: Sequence[HostExpert], rows: int, together: int
+    ) -> list[Callable[[], None]]:
+        """What computes so many of the experts at a time, all for so many rows: to be measured."""
 
 
 class DeviceSpeeds(NamedTuple):

@@ -19,8 +19,9 @@ from penstock.bench.timeline import Timeline
 from penstock.machine.cpu import read_cpu
 from penstock.storage.cache import Cache, make_cache
 from penstock.storage.dense import BUFFERS
+from penstock.storage.gate import TRIAL
 from penstock.storage.plan import Plan, Sizes
-from penstock.storage.prefetch import GUESSED_ROWS, TRIAL, WORTH
+from penstock.storage.prefetch import GUESSED_ROWS, WORTH
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.source import ExpertSource
 from penstock.storage.trace import Trace

@@ -11,11 +11,14 @@ from penstock.storage.plan import Plan
 from penstock.storage.read_speed import read_speed
 from penstock.storage.source import ExpertSource
 from penstock.storage.tiers.division import Division, Times
+from penstock.storage.tiers.pace import Pace, noted
 from penstock.storage.tiers.placement import SPARE
 from penstock.weights.checkpoint import Checkpoint
 
-READ: Final = 0.45  # of a device's bandwidth, that a token's many kernels reach
-TURN: Final = 60e-6  # seconds of a layer in which device and host only hand over to each other
+# Until a run has measured it on this machine: of a device's bandwidth, what a token's many kernels reach; and seconds of
+# a layer in which device and host only hand over to each other.
+READ: Final = 0.45
+TURN: Final = 70e-6
 
 
 class InTiers(NamedTuple):
@@ -47,22 +50,28 @@ def expect_in_tiers(
 ) -> InTiers:
     """Before anything is loaded.  What is not known yet of this machine is measured."""
     assert plan.tiers is not None
-    speeds, source = backend.speeds(), ExpertSource(checkpoint)
+    source = ExpertSource(checkpoint)
     notes = MeasuredOnce("machine", fingerprint(backend.beside), again, say)
-    layer = kernel_costs(checkpoint, backend.beside, notes).layers[-1]
     nbytes = source.useful_bytes[0]
     disk = 0.0
     if not plan.tiers.whole:
-        found = read_speed(source, backend.beside, notes)
-        disk = nbytes / found.bytes_per_second
+        disk = nbytes / read_speed(source, backend.beside, notes).bytes_per_second
+    before = None if again else noted(plan, backend.description)
+    if before is not None:
+        pace, times = before
+        return expect_with(checkpoint, plan, times._replace(disk=disk), pace, exact)
+    speeds, layer = backend.speeds(), kernel_costs(checkpoint, backend.beside, notes).layers[-1]
     times = Times(nbytes / speeds.from_host, tuple(layer.routed.at(rows) for rows in HOST_ROWS), disk)
-    return expect_with(checkpoint, plan, times, speeds.memory, exact)
+    return expect_with(checkpoint, plan, times, usual_pace(plan, speeds.memory), exact)
 
 
-def expect_with(
-    checkpoint: Checkpoint, plan: Plan, times: Times, bandwidth: float, exact: bool = False
-) -> InTiers:
-    """times: of an expert; bandwidth: of the device's memory, bytes per second"""
+def usual_pace(plan: Plan, bandwidth: float) -> Pace:
+    """Of a device whose memory gives so many bytes per second, before anybody has measured it."""
+    return Pace(sum(plan.read_by_token.values()) / bandwidth / READ, TURN)
+
+
+def expect_with(checkpoint: Checkpoint, plan: Plan, times: Times, pace: Pace, exact: bool = False) -> InTiers:
+    """times: of an expert"""
     tiers, config = plan.tiers, checkpoint.config
     assert tiers is not None
     experts = sum(config.experts * len(kind.blocks) for kind in tiers.kinds)
@@ -70,8 +79,7 @@ def expect_with(
     elsewhere = plan.experts_total * (1 - device)
     memory = 1.0 if tiers.whole or not elsewhere else min(1.0, tiers.held / elsewhere)
     division, layers = Division(times, exact), config.layer_count
-    card = sum(plan.read_by_token.values()) / bandwidth / READ
-    seconds = {"the card": card, "the link": 0.0, "the processors": 0.0, "the disk": 0.0}
+    seconds = {"the card": pace.device, "the link": 0.0, "the processors": 0.0, "the disk": 0.0}
     waiting = 0.0
     for chance, missing in _chances(config.experts_used, 1 - device):
         for part, on_disk in _chances(missing, 1 - memory):
@@ -84,7 +92,7 @@ def expect_with(
     slowest = max(times.link, times.disk * (1 - memory))
     passing = layers * config.experts * (1 - device) * slowest
     return InTiers(
-        1 / (waiting + card + layers * TURN),
+        1 / (waiting + pace.device + layers * pace.turn),
         device,
         (1 - device) * memory,
         seconds,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backend.device import DeviceBackend
-from penstock.bench.tier_speed import expect_with
+from penstock.bench.tier_speed import expect_with, usual_pace
 from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -15,6 +15,7 @@ from penstock.engine.runner import Loading
 from penstock.machine.gpu import read_gpus
 from penstock.option import given
 from penstock.sizes import size, speed
+from penstock.storage.tiers.pace import noted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -50,8 +51,9 @@ def _where(engine: Engine, device: DeviceBackend) -> str:
     bandwidth = max((card.bandwidth for card in read_gpus()[:1]), default=0.0)
     if running is None or not bandwidth:
         return line
-    times = running.experts.division.times
-    expected = expect_with(engine.checkpoint, plan, times, bandwidth, engine.options.exact)
+    times, before = running.experts.division.times, noted(plan, device.description)
+    pace = usual_pace(plan, bandwidth) if before is None else before[0]
+    expected = expect_with(engine.checkpoint, plan, times, pace, engine.options.exact)
     return f"{line}; about {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}"
 
 

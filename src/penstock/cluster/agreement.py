@@ -11,7 +11,7 @@ from penstock.errors import ClusterError
 from penstock.model import architecture
 from penstock.weights.checkpoint import Checkpoint
 
-PROTOCOL: Final = 2  # changes when machines with the old one and the new one could not work together
+PROTOCOL: Final = 3  # changes when machines with the old one and the new one could not work together
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ class Terms:
     max_rewind: int
     kv_dtype: str
     simulate_low_precision: bool
+    exact: bool
     draft: bool
     chunk: int
     sessions: int
@@ -156,6 +157,7 @@ class Terms:
             "max_rewind": int,
             "kv_dtype": str,
             "simulate_low_precision": bool,
+            "exact": bool,
             "draft": bool,
         }
         kinds |= {"chunk": int, "sessions": int, "boundary": str, "timeout": float}

@@ -87,7 +87,7 @@ class Attendance(ABC):
         return message
 
     def prepare(self, timeout: float, what: str, load: Callable[[], Any]) -> None:
-        """Loads what it takes, and says so to the head.  Raises Refused if that cannot be."""
+        """Loads what it takes.  Raises Refused, and tells the head, if that cannot be."""
         self._addresses = Addresses(self._tell_address, timeout)
         try:
             load()
@@ -95,8 +95,11 @@ class Attendance(ABC):
             with contextlib.suppress(ClusterError):
                 self.control.send(Message("failed", {"why": str(error)}))
             raise Refused(f"{what} cannot run here: {error}") from None
-        self.control.send(Message("ready"))
         self._patience = max(timeout, 2 * TICK)
+
+    def ready(self, **fields: Any) -> None:
+        """Says to the head that all is loaded."""
+        self.control.send(Message("ready", fields))
 
     def join(self, rank: int, size: int, timeout: float) -> Group:
         """Connects with the others when the head says so."""

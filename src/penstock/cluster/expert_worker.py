@@ -12,7 +12,6 @@ from penstock.cluster.agreement import Terms, hello
 from penstock.cluster.attendance import Attendance
 from penstock.cluster.control import Control
 from penstock.cluster.group import CHAIN
-from penstock.cluster.machines import check_device
 from penstock.cluster.message import Message, take
 from penstock.cluster.worker import Worker
 from penstock.engine.options import EngineOptions
@@ -29,6 +28,10 @@ class ExpertWorker(Worker):
     """share: of the experts of every layer, at most; 0: as many as its memory holds."""
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, *more: Any, share: float = 0.0):
+        if options.device not in ("auto", "cpu"):
+            raise OptionError(
+                f"device is {options.device!r}: expert workers compute on the CPU; device cpu does that"
+            )
         super().__init__(checkpoint, options, *more)
         self._share = share
         self.latest: HeldExperts | None = None
@@ -45,7 +48,6 @@ class ExpertWorker(Worker):
         if self.latest is None or (self.latest.numbers, self.latest.terms) != (numbers, terms):
             whole = self.checkpoint if terms.draft else self.checkpoint.without_draft()
             backend = open_backend("cpu", self.options.thread_count, terms.simulate_low_precision)
-            check_device(backend)
             self.latest = HeldExperts(whole, backend, numbers, terms)
         return self.latest
 
@@ -122,6 +124,7 @@ class ExpertAttendance(Attendance):
         numbers, terms = range(first, end), Terms.read(said)
         what = f"experts {first}:{end} of every layer"
         self.prepare(terms.timeout, what, lambda: self._worker.hold(numbers, terms))
+        self.ready()
         held, group = self._worker.hold(numbers, terms), self.join(1, 2, terms.timeout)
         answers = group.outgoing(0, CHAIN)
         group.incoming(0, CHAIN, self.work.put)

@@ -13,13 +13,12 @@ from penstock.cluster.control import Control
 from penstock.cluster.door import Door
 from penstock.cluster.group import Addresses, Group
 from penstock.cluster.helpers import Helpers
-from penstock.cluster.members import Member, Tiling
+from penstock.cluster.members import Member, Tiling, agree_on_rows
 from penstock.cluster.message import Message, take
 from penstock.cluster.secret import read_secret
 from penstock.cluster.split import parse_layers
 from penstock.engine.options import EngineOptions
 from penstock.errors import ClusterError
-from penstock.machine.memory import read_memory
 from penstock.weights.checkpoint import Checkpoint
 
 TICK: Final = 1.0  # seconds between two words to each worker
@@ -47,15 +46,21 @@ class Head:
         self.why_down = "no worker has come yet"
         self.on_up: Callable[[Group], None] = lambda _: None
         self.on_down: Callable[[str], None] = lambda _: None
-        self.layer_seconds = 0.0
+        self.memory, self.layer_seconds = (
+            0,
+            0.0,
+        )  # bytes for layers, and seconds of a token in one; 0: not known
+        self.chunk = 0  # rows of a step that all stages take, once they have told
         self._door = Door(options.cluster, read_secret(options.secret), self._welcome)
         self.address = self._door.address
 
     # ── for the engine ────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, terms: Terms) -> None:
-        """Makes groups from now on."""
-        self._terms = terms
+        """Takes workers in and makes groups from now on."""
+        with self._changed:
+            self._terms = terms
+            self._changed.notify_all()
         host, port = self.address
         log = logging.getLogger(__name__)
         threading.Thread(target=self._tick, name="penstock-cluster", daemon=True).start()
@@ -160,11 +165,11 @@ class Head:
         if self.stages == 1:
             raise ClusterError("the head runs all layers itself; --stages says how many machines share them")
         with self._changed:
+            self._changed.wait_for(lambda: self._terms is not None or self._closed)  # it knows itself by then
             if len(self.members) >= self.stages - 1:
                 raise ClusterError(f"all {self.stages} stages are here already")
             if len(self.members) == self.stages - 2:  # the last one: does it fit with the others?
-                memory = self.options.memory_bytes or read_memory().safe_budget()
-                self.tiling.assign([*self.members, member], memory, self.layer_seconds)
+                self.tiling.assign([*self.members, member], self.memory, self.layer_seconds)
             self.members.append(member)
             self._changed.notify_all()
         here = f"{1 + len(self.members)} of {self.stages} stages are here"
@@ -261,6 +266,7 @@ class Head:
             member.control.send(Message("prepare", place | terms.fields()))
         for member in members:
             member.wait(member.ready)
+        self.chunk = agree_on_rows(members, terms.chunk, self.chunk)
         with self._changed:
             if self._closed:
                 return

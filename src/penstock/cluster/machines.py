@@ -8,14 +8,14 @@ from penstock.backend.device import DeviceBackend
 from penstock.backend.state import StateLayout, StatePool
 from penstock.cluster.agreement import Terms
 from penstock.cluster.head import Head
-from penstock.cluster.measure import measure_layer
+from penstock.cluster.measure import measure_layer, memory_for_layers
 from penstock.cluster.pipeline import Pipeline
 from penstock.cluster.runner import ClusterRunner
 from penstock.cluster.shared_experts import SharedExperts
 from penstock.cluster.stage import Stage
 from penstock.cluster.states import ClusterStates
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import state_layout
+from penstock.engine.planning import open_states, state_layout
 from penstock.engine.runner import LocalRunner, Runner
 from penstock.errors import OptionError
 from penstock.storage.plan import Plan
@@ -32,16 +32,23 @@ class Machines:
         self._pipeline = Pipeline(self.head, options.boundary)
         self.likely_part = checkpoint.slice(self.head.tiling.head)
 
+    def without_draft(self) -> Checkpoint:
+        """No stage is to have the draft block.  The likely part of this process, then."""
+        self._checkpoint = self.head.checkpoint = self._checkpoint.without_draft()
+        self.likely_part = self._checkpoint.slice(self.head.tiling.head)
+        return self.likely_part
+
     def open(self, backend: Backend, context: int, chunk: int) -> StatePool:
         """Begins to take workers in.  The memory of sequences is that of all stages."""
-        check_device(backend)
-        self._backend, o = backend, self._options
+        self._backend, self._chunk, o = backend, chunk, self._options
         layout = state_layout(self._checkpoint, o, context)
         if self.head.stages == 1:
+            check_shares_experts(backend)
             self._states: StatePool = backend.states(layout)
         else:
             self._states = ClusterStates(layout, self._pipeline)
             if o.layers == "auto":
+                self.head.memory = memory_for_layers(o, backend)
                 self.head.layer_seconds = measure_layer(self.likely_part, backend)
         self.head.start(
             Terms(
@@ -49,6 +56,7 @@ class Machines:
                 max_rewind=o.max_rewind,
                 kv_dtype=o.kv_dtype,
                 simulate_low_precision=o.simulate_low_precision,
+                exact=o.exact,
                 draft=self._checkpoint.has_mtp,
                 chunk=chunk,
                 sessions=o.sessions,
@@ -70,7 +78,7 @@ class Machines:
             return self._local(part, self._states, plan, tell)
         pipeline = self._pipeline
         if pipeline.stage is None:
-            states = self._backend.states(layout)
+            states = open_states(self._backend, layout, plan)
             pipeline.stage = Stage(0, self._backend, states, lambda: self._local(part, states, plan, tell))
         else:
             kept = pipeline.stage.states
@@ -78,6 +86,11 @@ class Machines:
         runner = ClusterRunner(pipeline, self._states)
         self.head.wait(tell)
         return runner
+
+    @property
+    def chunk(self) -> int:
+        """Rows of a step that all stages take."""
+        return self.head.chunk or self._chunk  # nobody else has any
 
     def _local(
         self, part: Checkpoint, states: StatePool, plan: Plan, tell: Callable[[int, int], None]
@@ -127,8 +140,8 @@ def part_name(whole: Checkpoint, part: Checkpoint) -> str:
     return f"{whole.fingerprint()}-{part.layers.start}-{part.layers.stop}"
 
 
-def check_device(backend: Backend) -> None:
+def check_shares_experts(backend: Backend) -> None:
     if isinstance(backend, DeviceBackend):
         raise OptionError(
-            f"device is {backend.name!r}: stages of a cluster run on the CPU in this version; device cpu does that"
+            f"device is {backend.name!r}: a head with expert workers (stages 1) runs on the CPU; device cpu does that"
         )

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from penstock.cluster.agreement import Hello
@@ -23,6 +24,7 @@ class Member:
         self.ready, self.connected = threading.Event(), threading.Event()  # has its weights; is in the group
         self.failure: str | None = None
         self.loaded = (0, 0)  # bytes, and in all
+        self.chunk: int | None = None  # rows of a step that it takes, once it is ready
         self.stats: dict[str, Any] = {}
         self.heard = time.monotonic()
         self.round_trip: float | None = None  # seconds of a word there and back
@@ -39,6 +41,7 @@ class Member:
             done, total = take(message.fields, done=int, total=int)
             self.loaded = (done, total)
         elif message.kind == "ready":
+            self.chunk = message.fields.get("chunk")
             self.ready.set()
         elif message.kind == "connected":
             self.connected.set()
@@ -69,6 +72,20 @@ class Member:
             **({} if self.round_trip is None else {"round_trip_seconds": self.round_trip}),
             **self.stats,
         }
+
+
+def agree_on_rows(members: Sequence[Member], most: int, agreed: int) -> int:
+    """Rows of a step that all take: `most`, or as few as some device takes.  What has been agreed once (0: nothing)
+    stays; who takes less is refused."""
+    for member in members:
+        (rows,) = take({"chunk": member.chunk}, chunk=int)
+        if rows < agreed:
+            why = f"it takes {rows} tokens in a step, and the cluster has {agreed}; prefill_chunk of the head"
+            with suppress(ClusterError):
+                member.control.send(Message("refused", {"why": why}))
+            raise ClusterError(f"worker {member.name}: {why}")
+        most = min(most, rows)
+    return agreed or most
 
 
 class Tiling:

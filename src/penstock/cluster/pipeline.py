@@ -146,6 +146,14 @@ class Pipeline:
             raise ClusterError(self.head.why())
         return epoch
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all stages have their experts where processors compute, as far as they have told."""
+        modes = {member.stats.get("mode", "mmap") for member in list(self.head.members)}
+        if self.stage is not None:
+            modes.add(self.stage.runner.storage.plan.mode)
+        return modes <= {"mmap", "resident"}
+
     def own(self, epoch: Epoch) -> Stage:
         """The head's own stage, which forgets sequences with the others."""
         assert self.stage is not None

@@ -1,6 +1,8 @@
 """A runner of steps whose layers are on several machines."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,9 +16,25 @@ from penstock.engine.runner import Pending, Runner
 from penstock.model.base import Architecture
 from penstock.storage.storage import Storage
 
+# A step in which all experts are used takes as much longer than its rows do as so many rows take, to unpack the
+# weights; `python -m benchmarks.cluster --only pieces` measures it.
+FIXED: Final = 42
+
+
+class Ridden(NamedTuple):
+    """Drafts that came with a step's logits, for a sequence that goes on with `token` at `position`."""
+
+    position: int
+    token: int
+    guesses: list[tuple[int, float]]
+
 
 class ClusterRunner(Runner):
-    """The first stage is this process's own; it computes in `begin`, and the others while nobody waits."""
+    """The first stage is this process's own; it computes in `begin`, and the others while nobody waits.
+
+    The draft block is on the last stage, which is as far away as a step's logits are.  So it is not asked: it guesses
+    on from the tokens that it finds likeliest, and what it guesses comes with the logits.
+    """
 
     states: ClusterStates
 
@@ -26,6 +44,11 @@ class ClusterRunner(Runner):
         self._stage = pipeline.stage
         self._stage.runner  # noqa: B018 - loads the weights
         self.depth = pipeline.head.stages
+        self._follows = True  # see `keep_up`
+        self._wanted: tuple[int, float] | None = (
+            None  # drafts that are to come with steps: most, least likely
+        )
+        self._ridden: dict[int, Ridden] = {}  # by sequence
 
     @property
     def storage(self) -> Storage:  # type: ignore[override]
@@ -42,12 +65,23 @@ class ClusterRunner(Runner):
         tell = None if progress is None else lambda done: progress(done * share)
         streams = stage.forward(local, None, tell)
         arrays = {"tokens": step.tokens, "positions": step.positions, "logits": step.logits}
-        fields = {"number": epoch.number(), "slots": list(step.slots), "starts": list(step.starts)}
+        fields: dict[str, Any] = {
+            "number": epoch.number(),
+            "slots": list(step.slots),
+            "starts": list(step.starts),
+        }
+        if self._wanted is not None:
+            fields["draft"] = list(self._wanted)
+        if not self._follows:
+            fields["follow"] = False
         back = epoch.through(stage.passed_on(Message("step", fields, arrays), local, streams))
         return lambda: self._logits(epoch, step, back)
 
     def _logits(self, epoch: Epoch, step: Step, back: Callable[[], Message]) -> Logits:
         message = back()
+        for slot, position, token, tokens, chances in message.fields.get("drafts", ()):
+            self._ridden[slot] = Ridden(position, token, list(zip(tokens, chances, strict=True)))
+        self.draft_seconds = message.fields.get("draft_seconds", 0.0)
         if "all" in message.arrays:
             found: Logits = message.arrays["all"]
             return found
@@ -62,13 +96,36 @@ class ClusterRunner(Runner):
             seen[slot] += 1
         return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
 
+    def piece(self, tokens: int, most: int) -> int:
+        """Some stage waits while the first piece comes and while the last one goes: with p pieces a prompt takes
+        (p + stages − 1) · (FIXED + tokens / p), which is least for p = √(tokens · (stages − 1) / FIXED).  Where
+        experts come from a disk or are on a device, every piece pays much more for them: few are best."""
+        if self._pipeline.head.options.prefill_chunk is not None or not self._pipeline.in_memory:
+            return most
+        pieces = max(-(-tokens // most), round(math.sqrt(tokens * (self.depth - 1) / FIXED)), 1)
+        return max(1, -(-tokens // pieces))
+
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]
         return found
 
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
-        found = self._pipeline.ask("draft", slot, position, token, most, least).arrays
-        return list(zip(found["tokens"].tolist(), found["chances"].tolist(), strict=True))
+        self._wanted = most, least  # from the next step on
+        ridden = self._ridden.pop(slot, None)
+        if ridden is None or ridden[:2] != (
+            position,
+            token,
+        ):  # nobody guessed this token, or it is too long ago
+            return []
+        return ridden.guesses[:most]
+
+    def keep_up(self, wanted: bool) -> None:
+        self._follows = wanted
+        if not wanted:
+            self._wanted = None
+            self._ridden.clear()
+        elif self._wanted is None:
+            self._wanted = 1, 0.0
 
     def announce(self, tokens: Sequence[int]) -> None:
         self._stage.runner.announce(tokens)

@@ -39,11 +39,16 @@ def layer_bytes(checkpoint: Checkpoint) -> list[int]:
 
 def model_head_layers(checkpoint: Checkpoint) -> float:
     """How many layers the head of the model is worth: by the bytes that a token reads, which take the time."""
+    return checkpoint.index[HEAD].total_bytes * checkpoint.config.layer_count / token_bytes(checkpoint)
+
+
+def token_bytes(checkpoint: Checkpoint) -> float:
+    """That a token reads of the layers."""
     config, read = checkpoint.config, 0.0
     for name, info in checkpoint.index.items():
         if name.startswith("blk."):
             read += info.total_bytes * (config.experts_used / config.experts if "_exps." in name else 1)
-    return checkpoint.index[HEAD].total_bytes * config.layer_count / read
+    return read
 
 
 def split(

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.backend.base import Backend, Logits
-from penstock.backend.state import StatePool, Step
+from penstock.backend.device import DeviceBackend
+from penstock.backend.state import DRAFTS, StatePool, Step
 from penstock.cluster.choosing import Best, answered, choose
 from penstock.cluster.message import Message, take
 from penstock.engine.runner import LocalRunner
-from penstock.errors import ClusterError, PenstockError
+from penstock.errors import ClusterError, DeviceLostError, PenstockError
 from penstock.model import architecture
 
 HELD: Final = 16  # rows of logits of a sequence that stay on the last stage; more of them cross
@@ -53,6 +55,11 @@ class Stage:
         return self._runner
 
     @property
+    def chunk(self) -> int:
+        """Rows of a step, at most."""
+        return self.runner.storage.plan.chunk
+
+    @property
     def is_last(self) -> bool:
         return self.runner.checkpoint.is_last
 
@@ -61,6 +68,8 @@ class Stage:
             self._runner.settle()
             self._runner.close()
             self._runner = None
+            if isinstance(self.backend, DeviceBackend):
+                self.backend.release()
 
     def forget(self) -> None:
         """All sequences."""
@@ -101,12 +110,14 @@ class Stage:
 
     def process(self, message: Message) -> Message:
         """Does what a message says, and gives what goes to the next stage.  A stage that fails says so in it; those
-        behind it do not do the step."""
+        behind it do not do the step.  One whose device is lost can only end: it raises."""
         for order in message.fields.get("orders", ()):
             self.apply(order)
         try:
             if "error" not in message.fields:
                 return self._step(message) if message.kind == "step" else self._ask(message)
+        except DeviceLostError:
+            raise
         except PenstockError as error:
             message.fields["error"] = [type(error).__name__, str(error), self.number]
         self._failed.update(message.fields.get("slots", ()))
@@ -121,7 +132,8 @@ class Stage:
             raise ClusterError(
                 f"stage {self.number + 1} got {found.dtype} {found.shape}, expected float32 {shape}"
             )
-        streams = self.forward(step, self.backend.device(found))
+        self.runner.keep_up(message.fields.get("follow", True))
+        streams = self.forward(step, found)
         return self.passed_on(message, step, streams)
 
     def _read_step(self, message: Message) -> Step:
@@ -139,7 +151,12 @@ class Stage:
         slots = tuple(self._slots[number] for number in step.slots)
         return Step(step.tokens, step.positions, slots, step.starts, step.logits)
 
-    def forward(self, step: Step, hidden: Any = None, progress: Callable[[float], None] | None = None) -> Any:
+    def forward(
+        self,
+        step: Step,
+        hidden: NDArray[np.float32] | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Any:
         def tell(share: float) -> None:
             self.layers_done += 1
             if progress is not None:
@@ -156,7 +173,7 @@ class Stage:
     def passed_on(self, message: Message, step: Step, streams: Any) -> Message:
         """What the next stage gets, or the head from the last one."""
         if not self.is_last:
-            message.arrays["streams"] = self.backend.host(streams)
+            message.arrays["streams"] = self.backend.host(streams)[: step.rows]
             return message
         slots, number = message.fields["slots"], message.fields["number"]
         message.arrays = {}
@@ -173,7 +190,35 @@ class Stage:
             for sequence, first, end in zip(slots, step.starts, step.starts[1:], strict=False):
                 rows = (step.logits >= first) & (step.logits < end)
                 self._logits[sequence] = (number, logits[rows].copy())
+        self._draft(message, step, [each.token for each in best])
         return message
+
+    def _draft(self, message: Message, step: Step, best: list[int]) -> None:
+        """Guesses on from the likeliest tokens, best [rows that want logits], before anybody has asked.  A sequence's
+        own drafts count as far as they are likeliest too, as the head will find if it does not draw others."""
+        wanted = message.fields.pop("draft", None)
+        if wanted is None or not self.runner.checkpoint.has_mtp:
+            return
+        most, least = wanted
+        begin, found, context = time.perf_counter(), list[list[Any]](), self.states.layout.context
+        parts = zip(message.fields["slots"], step.slots, step.starts, step.starts[1:], strict=False)
+        for number, slot, first, end in parts:
+            at = int(np.searchsorted(step.logits, first))
+            if end - first > 1 + DRAFTS or step.logits[at : at + end - first].tolist() != [
+                *range(first, end)
+            ]:
+                continue  # it reads its prompt
+            read, right = step.tokens[first + 1 : end].tolist(), 0
+            while right < len(read) and best[at + right] == read[right]:
+                right += 1
+            token, position = best[at + right], int(step.positions[first]) + right + 1
+            # Places of rings that need not count are for all of a step's drafts together.
+            most_here = min(most, DRAFTS - right, context - position - 1)
+            if token >= 0 and most_here > 0:
+                guesses = self.runner.draft(slot, position, token, most_here, least)
+                tokens, chances = [guess for guess, _ in guesses], [chance for _, chance in guesses]
+                found.append([number, position, token, tokens, chances])
+        message.fields["drafts"], message.fields["draft_seconds"] = found, time.perf_counter() - begin
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,7 +244,6 @@ class Stage:
             "tensors": self._tensors,
             "restore": self._restore,
             "draft_logits": self._draft_logits,
-            "draft": self._draft,
             "park": self._park,
         }
         answer = answers.get(what)
@@ -228,14 +272,6 @@ class Stage:
             row = self.runner.draft_logits(self._slots[number], position, token)
             message.arrays["logits"] = np.asarray(row)
 
-    def _draft(
-        self, message: Message, number: int, position: int, token: int, most: int, least: float
-    ) -> None:
-        if self.is_last:
-            found = self.runner.draft(self._slots[number], position, token, most, least)
-            message.arrays["tokens"] = np.array([guess for guess, _ in found], np.int64)
-            message.arrays["chances"] = np.array([chance for _, chance in found], np.float64)
-
     # ── what others may know ──────────────────────────────────────────────────────────────────────────────
 
     def stats(self) -> dict[str, Any]:
@@ -243,4 +279,4 @@ class Stage:
         runner = self._runner
         mode = "parked" if runner is None else runner.storage.plan.mode
         found = {name: getattr(self, name) for name in ("steps", "rows", "layers_done", "busy_seconds")}
-        return found | {"mode": mode, "sequences": len(self._slots)}
+        return found | {"mode": mode, "device": self.backend.name, "sequences": len(self._slots)}

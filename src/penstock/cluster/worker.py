@@ -11,14 +11,14 @@ from penstock.cluster.agreement import Described, Terms, hello
 from penstock.cluster.attendance import Attendance, Refused
 from penstock.cluster.control import Control, NoHead, dial
 from penstock.cluster.group import ASIDE, CHAIN, as_boundary, from_boundary
-from penstock.cluster.machines import check_device, part_name
-from penstock.cluster.measure import measure_layer
+from penstock.cluster.machines import part_name
+from penstock.cluster.measure import measure_layer, memory_for_layers
 from penstock.cluster.message import Message, take
 from penstock.cluster.secret import read_secret
 from penstock.cluster.split import parse_layers
 from penstock.cluster.stage import Stage
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
+from penstock.engine.planning import choose_backend, make_engine_plan, open_states, state_layout
 from penstock.engine.runner import LocalRunner
 from penstock.errors import ClusterError
 from penstock.machine.memory import read_memory
@@ -101,7 +101,9 @@ class StageWorker(Worker):
         self.latest: Stage | None = None
         self._seconds = 0.0
         if self._layers is None:
-            self._seconds = measure_layer(checkpoint, choose_backend(checkpoint, options))
+            one = checkpoint.slice(range(1))
+            backend = choose_backend(one, options)
+            self.memory, self._seconds = memory_for_layers(options, backend), measure_layer(one, backend)
 
     def hello(self) -> Message:
         loaded = None if self._place is None else self._place.layers
@@ -134,15 +136,15 @@ class StageWorker(Worker):
             max_rewind=terms.max_rewind,
             kv_dtype=terms.kv_dtype,
             simulate_low_precision=terms.simulate_low_precision,
+            exact=terms.exact,
             prefill_chunk=terms.chunk,
             sessions=terms.sessions,
         )
         whole = self.checkpoint if terms.draft else self.checkpoint.without_draft()
         part, name = whole.slice(place.layers), part_name(self.checkpoint, whole.slice(place.layers))
         backend = choose_backend(part, options)
-        check_device(backend)
         plan, _ = make_engine_plan(part, options, backend, terms.context)
-        states = backend.states(state_layout(part, options, terms.context))
+        states = open_states(backend, state_layout(part, options, terms.context), plan)
 
         def load() -> LocalRunner:
             return LocalRunner(part, backend, states, plan, options, lambda: name, progress)
@@ -163,10 +165,11 @@ class StageAttendance(Attendance):
         place = Place(rank, size, range(*layers), Terms.read(said))
         what, timeout = f"layers {layers[0]}:{layers[1]}", place.terms.timeout
         self.prepare(timeout, what, lambda: self._worker.stage(place, self.loading))
+        stage = self._worker.stage(place, lambda *_: None)
+        self.ready(chunk=stage.chunk)
         group, last = self.join(rank, size, timeout), rank == size - 1
         following = group.outgoing((rank + 1) % size, CHAIN)
         group.incoming(rank - 1, CHAIN, self.work.put)
-        stage = self._worker.stage(place, lambda *_: None)
         if last:
             answers = group.outgoing(0, ASIDE)
             group.incoming(0, ASIDE, lambda message: answers.send(stage.question(message)))

@@ -28,11 +28,12 @@ def answer(session: Session, generation: Generation) -> Iterator[Step]:
         steps = _advance(session, token, generation, speculator)
 
 
-def _next(session: Session, generation: Generation) -> Step:
-    """The token after what the session has read.  Where nobody drafts, the step after it may begin already."""
+def _next(session: Session, generation: Generation, eager: bool = False) -> Step:
+    """The token after what the session has read.  The step after it may begin already, unless drafts are expected
+    for it."""
     assert session.last_logits is not None
     generation.start(session.last_logits)
-    if session.engine.speculation is None:
+    if generation.sampler.choosing is not None and not eager:
         session.engine.stepper.run_ahead([generation])
     return generation.next(session.last_logits)
 
@@ -41,9 +42,10 @@ def _advance(
     session: Session, token: int, generation: Generation, speculator: Speculator | None
 ) -> list[Step]:
     """One step: the tokens that follow `token`, which is fed, perhaps with drafts after it."""
-    stepper, ids = session.engine.stepper, [token]
+    stepper, ids, begun = session.engine.stepper, [token], False
     if speculator is not None:
-        ids += speculator.propose(session, token, 1)
+        begun = stepper.has_begun([session])
+        ids += speculator.propose(session, token, 1, begun)
     if speculator is None or not speculator.awake:
         stepper.feed([(session, ids)], "kept")
         return [_next(session, generation)]
@@ -57,9 +59,9 @@ def _advance(
 
     if len(ids) == 1:
         stepper.feed([(session, ids)], "kept")
-        steps.append(_next(session, generation))
+        steps.append(_next(session, generation, speculator.eager))
     else:
         stepper.advance([(session, ids, len(ids))], judge=judge)
-    speculation.told(1, len(ids), len(steps), watch.spent())
+    speculation.told(1, len(ids), len(steps), watch.spent(), begun)
     speculator.judged(session, [step.token for step in steps])
     return steps

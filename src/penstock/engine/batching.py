@@ -27,6 +27,7 @@ class Batcher:
         self._engine = engine
         self._pace, self._scoring_pace = Pace(), Pace()
         self._scored_last = False
+        self._begun = False  # the latest step had, before its tokens were known
         self._read_tokens, self._read_seconds = 0, 0.0  # in steps that did nothing but read prompts
 
     def choose(
@@ -38,18 +39,20 @@ class Batcher:
         free = [slot for slot in decoding if not slot.ahead]
         # Where several steps can be under way, each takes its share of those who decode.
         free = free[: min(chunk, -(-len(decoding) // depth))]
-        if free and self._engine.stepper.has_begun([slot.session for slot in free]):
-            # Without those who have come since; they take part in the next one.
-            return [Work(slot, slot.pending, True) for slot in free]
+        self._begun = bool(free) and self._engine.stepper.has_begun([slot.session for slot in free])
         work = self._decoding(free)
+        if self._begun:  # without those who have come since; they take part in the next one
+            return work
         room = chunk - sum(len(part.ids) for part in work)
         scoring = self._scores_next(slots)
         if scoring:
             room = min(room, score_rows(self._engine))
+        reading = [slot for slot in slots if slot.prefilling and slot.scoring == scoring]
+        room = min(room, self._engine.stepper.piece(sum(slot.unread for slot in reading)))
         if decoding:
             room = (self._scoring_pace if scoring else self._pace).room(room)
-        for slot in slots:
-            if slot.prefilling and slot.scoring == scoring and room > 0 and _follows(slot, work, under_way):
+        for slot in reading:
+            if room > 0 and _follows(slot, work, under_way):
                 cut = slot.next_cut(checkpoints) - slot.session.position
                 ids = slot.pending[slot.ahead :][: min(room, cut)]
                 slot.stops = len(ids) == cut
@@ -65,7 +68,7 @@ class Batcher:
             if speculation is not None:
                 if slot.speculator is None:
                     slot.speculator = speculation.begin()
-                ids += slot.speculator.propose(slot.session, ids[-1], rows)
+                ids += slot.speculator.propose(slot.session, ids[-1], rows, self._begun)
                 rows += len(ids) - 1
             work.append(Work(slot, ids, True, drafts=len(ids) > 1))
         return work
@@ -87,7 +90,7 @@ class Batcher:
             if self._engine.speculation is not None and awake:
                 tokens = sum(len(part.slot.verified) if part.drafts else 1 for part in work)
                 rows = sum(len(part.ids) for part in work)
-                self._engine.speculation.told(len(work), rows, tokens, spent)
+                self._engine.speculation.told(len(work), rows, tokens, spent, self._begun)
         elif all(part.slot.prefilling and not part.scores for part in work):
             self._read_tokens += read
             self._read_seconds += seconds

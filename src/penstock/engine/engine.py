@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Final, Self
 
 from penstock.backend.base import Backend, Logits
 from penstock.backend.device import DeviceBackend
@@ -30,8 +30,7 @@ from penstock.tokenizer import Tokenizer
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.config import ModelConfig
 
-if TYPE_CHECKING:
-    pass
+RECORDED: Final = 2  # steps until a device repeats what it has recorded of others with as many rows
 
 
 class Engine:
@@ -75,7 +74,7 @@ class Engine:
         self.written = self.loader.written
         self.machines = self.loader.machines
         self.stepper = Stepper(self.loader, self.config.vocab_size)
-        self.speculation = Speculation(self.drafters) if self.drafters else None
+        self.speculation = self.new_speculation()
         if load:
             self.load(progress)
 
@@ -240,6 +239,11 @@ class Engine:
             return ()
         found = {"ngram": chosen in ("auto", "ngram"), "mtp": self.checkpoint.has_mtp}
         return tuple(name for name, drafts in found.items() if drafts)
+
+    def new_speculation(self) -> Speculation | None:
+        """What learns about drafts, with nothing learned yet; None if nobody drafts."""
+        fresh = RECORDED if isinstance(self.backend, DeviceBackend) else 0
+        return Speculation(self.drafters, fresh) if self.drafters else None
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
 

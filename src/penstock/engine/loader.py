@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import penstock.cluster
 from penstock.backend.device import DeviceBackend
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import choose_backend, make_engine_plan, state_layout
+from penstock.engine.planning import choose_backend, make_engine_plan, open_states, state_layout
 from penstock.engine.runner import Loading, LocalRunner, Runner
 from penstock.errors import BudgetError, OptionError
 from penstock.machine.pages import give_back_freed
@@ -42,23 +42,23 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
-        self.drafts = options.draft in ("mtp", "ngram") or options.may_draft
+        self.drafts = options.draft != "off"
         if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
-            # Nobody drafts where the next step begins before its token is known.
-            self.drafts, self.checkpoint = False, checkpoint.without_draft()
-            self.part = self.checkpoint
+            # A draft block would follow every step and take memory that experts could have.
+            self.checkpoint = checkpoint.without_draft()
+            self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
         self.plan, self.context = self._make_plan()
-        if self.plan.mode == "direct" and options.draft == "auto":
-            self.drafts = False  # experts that come from disk: a wrong guess would read them for nothing
+        if options.draft == "auto" and (self.plan.mode == "direct" or self.plan.tiers is not None):
+            self.drafts = (
+                False  # experts that come from elsewhere: a wrong guess would bring them for nothing
+            )
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
-            self.states = self.backend.states(self.layout)
+            self.states = open_states(self.backend, self.layout, self.plan)
         else:
             self.states = self.machines.open(self.backend, self.context, self.plan.chunk)
         # By slot of a session that somebody holds: the most tokens that it ever had.
         self.written: dict[int, int] = {}
-        if isinstance(self.backend, DeviceBackend) and self.plan.most_state is not None:
-            self.backend.limit(self.states, self.plan.most_state)
         self.lock = threading.Lock()
         self.loading: Loading | None = None  # while weights are read
         self.runner: Runner | None = None  # while they are in memory
@@ -109,6 +109,7 @@ class Loader:
         self.__dict__.pop("_state_range", None)
         self.plan = plan or self._make_plan(self.plan.chunk)[0]
         self.runner = machines.runner(self.part, self.layout, self.plan, loading)
+        self.plan = replace(self.plan, chunk=min(self.plan.chunk, machines.chunk))
         return self.runner
 
     def unload(self) -> None:

@@ -106,8 +106,8 @@ class EngineOptions:
         "auto",
         choice("auto", "off", "mtp", "ngram"),
         "Who guesses tokens that a step then checks, several for little more than one costs: mtp, the model's draft "
-        "block, which takes memory; ngram, what followed last time; auto: both, where they pay, and nobody on a GPU, "
-        "in a cluster or with experts on disk; off: nobody.  The text is the same.",
+        "block, which takes memory; ngram, what followed last time; auto: both, where they pay, ngram alone on a "
+        "GPU, and nobody where experts come from disk or from a GPU's host; off: nobody.  The text is the same.",
         effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
     )
@@ -257,11 +257,5 @@ class EngineOptions:
             raise OptionError(
                 f"draft is 'mtp', but {checkpoint.path} has no MTP block; mtp names a file with one"
             )
-        return checkpoint if self.draft == "mtp" or self.may_draft else checkpoint.without_draft()
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether "auto" drafts.  Not where a step can begin before its tokens are known, which drafts would prevent:
-        on a GPU, and where others compute."""
-        alone = self.cluster is None or self.stages == 1
-        return self.draft == "auto" and alone and not self.device.startswith("cuda")
+        kept = self.draft == "mtp" or (self.draft == "auto" and not self.device.startswith("cuda"))
+        return checkpoint if kept else checkpoint.without_draft()

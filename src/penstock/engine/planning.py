@@ -6,7 +6,7 @@ from typing import Any, Final
 from penstock.backend import open_backend
 from penstock.backend.base import Backend
 from penstock.backend.device import DeviceBackend
-from penstock.backend.state import StateLayout
+from penstock.backend.state import StateLayout, StatePool
 from penstock.engine.options import EngineOptions
 from penstock.errors import BudgetError, OptionError, PenstockError
 from penstock.machine.gpu import read_gpus
@@ -28,6 +28,14 @@ def state_layout(checkpoint: Checkpoint, options: EngineOptions, context: int) -
     return architecture(checkpoint.config).state_layout(
         checkpoint, kv_dtype=options.kv_dtype, context=context, max_rewind=options.max_rewind
     )
+
+
+def open_states(backend: Backend, layout: StateLayout, plan: Plan) -> StatePool:
+    """Memory for sequences; on a device as much as the plan has for them."""
+    states = backend.states(layout)
+    if isinstance(backend, DeviceBackend) and plan.most_state is not None:
+        backend.limit(states, plan.most_state)
+    return states
 
 
 def choose_backend(checkpoint: Checkpoint, options: EngineOptions) -> Backend:

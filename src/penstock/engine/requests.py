@@ -115,6 +115,7 @@ class Slot:
             self.generation.session = self.session
         self.cached = self.session.position
         self.pending = request.tokens[self.cached :]
+        self.unread = len(self.pending)  # when it began
         self.prefilling = True
         self.resumed = request.preempted is not None
         self.ahead = 0  # of the pending tokens, those in steps that are under way

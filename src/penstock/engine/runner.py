@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import StatePool, Step
@@ -26,6 +27,7 @@ class Runner(ABC):
     model: Architecture  # what this process has of it
     storage: Storage  # where its weights are
     depth = 1  # steps that can be under way at the same time
+    draft_seconds = 0.0  # of the latest step, what went into drafts that came with its logits
 
     def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
         """Logits of the rows that the step wants [rows, vocab].  Nothing counts before it is committed.  progress:
@@ -62,6 +64,11 @@ class Runner(ABC):
     @abstractmethod
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         """See `Architecture.draft`."""
+
+    def piece(self, tokens: int, most: int) -> int:
+        """How many tokens of a prompt with so many are best read in a step, `most` at most."""
+        del tokens
+        return most
 
     def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
         """See `Architecture.settle`."""
@@ -135,7 +142,10 @@ class LocalRunner(Runner):
         return lambda: logits
 
     def forward(
-        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+        self,
+        step: Step,
+        hidden: NDArray[np.float32] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> Array:
         """See `Architecture.forward`."""
         self.storage.begin_step(step.rows)

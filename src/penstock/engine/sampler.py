@@ -6,7 +6,7 @@ Log-probabilities are the model's own, before any of these.
 
 import math
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -45,29 +45,44 @@ class Sampler:
         self.output: Counter[int] = Counter()
         self.count = 0
         self._vocab = vocab_size
-        self.choosing: Choosing | None = None  # the next token, where that is done elsewhere
+        self._under_way: deque[Choosing] = deque()  # the next tokens, where they are chosen elsewhere
 
-    def start(self, logits: NDArray[np.float32]) -> None:
+    @property
+    def choosing(self) -> Choosing | None:
+        """The next token, where that is chosen elsewhere."""
+        return self._under_way[0] if self._under_way else None
+
+    def start(self, logits: NDArray[np.float32], *later: NDArray[np.float32]) -> None:
         """Begins to choose where the logits lie, if they are not on the host; `sample` with the same ones follows.
-        Those of several requests that have been started are chosen together."""
+        Those of several requests that have been started are chosen together, and so are those of tokens after the
+        next one where nothing depends on what that is; `drop` forgets what nobody samples after all."""
         where: object = logits
-        if isinstance(where, np.ndarray):
+        if isinstance(where, np.ndarray) or self._under_way or self.sampling.top_logprobs:
             return
-        if self.choosing is None and not self.sampling.top_logprobs:
-            s = self.sampling
-            mask = None if self.constraint is None else self.constraint.bits(self._vocab)
+        s = self.sampling
+        penalties = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
+        by_itself = self.constraint is None and not penalties
+        mask = None if self.constraint is None else self.constraint.bits(self._vocab)
+        edits = self._edits()
+        for ahead, row in enumerate((logits, *(later if by_itself else ()))):
             choice = Choice(
-                s.temperature, s.top_k, s.top_p, s.min_p, self._chance() if s.temperature > 0 else 0.0,
-                s.repetition_penalty, self._edits(), mask,
+                s.temperature, s.top_k, s.top_p, s.min_p, self._chance(ahead) if s.temperature > 0 else 0.0,
+                s.repetition_penalty, edits, mask,
             )  # fmt: skip
-            self.choosing = self.ops.start(logits, choice)
+            started = self.ops.start(row, choice)
+            if started is None:
+                return
+            self._under_way.append(started)
+
+    def drop(self) -> None:
+        """Nobody will sample what has been started."""
+        self._under_way.clear()
 
     def sample(self, logits: NDArray[np.float32]) -> Sampled:
         """logits [vocab] → the next token"""
         self.start(logits)
-        if self.choosing is not None:
-            waiting, self.choosing = self.choosing, None
-            return self._taken(waiting.result())
+        if self._under_way:
+            return self._taken(self._under_way.popleft().result())
         logits = np.asarray(logits)
         likeliest, highest = self.ops.top(logits)
         if likeliest < 0 or not math.isfinite(highest):
@@ -150,6 +165,8 @@ class Sampler:
         s = self.sampling
         return self.ops.draw(logits, highest, s.temperature, s.top_k, s.top_p, s.min_p, self._chance())
 
-    def _chance(self) -> float:
-        """One number per step from a counter-based generator: independent of batch-mates and of earlier draws."""
-        return float(np.random.Generator(np.random.Philox(key=self.seed, counter=self.count)).random())
+    def _chance(self, ahead: int = 0) -> float:
+        """One number per step from a counter-based generator: independent of batch-mates and of earlier draws.
+        ahead: of a later step"""
+        counter = self.count + ahead
+        return float(np.random.Generator(np.random.Philox(key=self.seed, counter=counter)).random())

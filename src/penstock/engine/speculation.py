@@ -11,6 +11,7 @@ answer for which nobody has had a draft for a while rests: of the next few steps
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -63,9 +64,12 @@ class Record:
 class Speculation:
     """What an engine has learned about drafts: whose are right how often, and what they cost."""
 
-    def __init__(self, drafters: Sequence[str]):
+    def __init__(self, drafters: Sequence[str], fresh: int = 0):
+        """fresh: so many first steps of a width say nothing of what it costs, as where a device records them"""
         self.records = {name: Record(name) for name in drafters}
         self.costs, self.chances = StepCosts(), Chances()
+        self._fresh, self._widths = fresh, Counter[int]()
+        self._overlaps = False  # steps without drafts begin while the ones before them are under way
         self.in_a_row = 0  # steps with drafts
         self.steps = self.drafting_steps = self.explored = self.tokens = 0
         # Of all steps with drafting, and what their tokens would have taken.
@@ -80,9 +84,15 @@ class Speculation:
         makers: dict[str, type[Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
         return Speculator(self, [(makers[name](), record) for name, record in self.records.items()])
 
-    def told(self, sequences: int, rows: int, tokens: int, spent: Spent) -> None:
-        """A step of nothing but answers: how many, its rows, and the tokens that came of it."""
-        if not self.is_first:
+    def told(self, sequences: int, rows: int, tokens: int, spent: Spent, begun: bool = False) -> None:
+        """A step of nothing but answers: how many, its rows, and the tokens that came of it.  begun: it had begun
+        before its tokens were known"""
+        self._overlaps |= begun
+        self._widths[rows] += 1
+        alone = (
+            rows == sequences and self._overlaps and not begun
+        )  # as no step is without drafts, but for the first
+        if not (self.is_first or alone or self._widths[rows] <= self._fresh):
             self.costs.told(rows, *spent)
         self.is_first = False
         self.steps += 1
@@ -94,7 +104,7 @@ class Speculation:
             self.in_a_row += 1
             self.drafting_steps += 1
         else:
-            self.plain_seconds += spent.seconds
+            self.plain_seconds += min(spent.seconds, self.costs.at(rows)) if alone else spent.seconds
             self.in_a_row = 0
 
     def rested(self, steps: int) -> None:
@@ -125,20 +135,24 @@ class Speculation:
 
 
 class Speculator:
-    """One answer's drafts.  awake: what the next step takes and gives is wanted here (`told`, `judged`)"""
+    """One answer's drafts.
+
+    awake   what the next step takes and gives is wanted here (`told`, `judged`)
+    eager   there will probably be drafts for the step after it, so that it should not begin before its token is known
+    """
 
     def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
         self._shared, self._drafters = shared, drafters
         self._pending: tuple[Drafter, Record, list[Draft]] | None = None
-        self.awake = True
+        self.awake, self.eager = True, False
         self._rest = self._rested = 0  # steps to rest, and how many of these there were
         self._in_vain = 0  # looks without a draft, since the last one
         self._known = 0  # tokens that the drafters know
 
-    def propose(self, session: Session, token: int, rows: int) -> list[int]:
+    def propose(self, session: Session, token: int, rows: int, begun: bool = False) -> list[int]:
         """Drafts after `token`, which is certain and which the session has not read yet, that are worth a place in a
-        step which has so many rows without them."""
-        self.awake = self._rested >= self._rest
+        step which has so many rows without them.  begun: it has begun without drafts, and there can be none"""
+        self.awake, self.eager = self._rested >= self._rest, False
         if not self.awake:
             self._rested += 1
             return []
@@ -150,13 +164,13 @@ class Speculator:
             if not record.keeps_up and record.idle > record.patience - WARM:
                 self._keep_up(session, drafter, record, True)
         self._shared.rested(self._rested)
-        found = self._found(session, token, rows)
-        self._in_vain = 0 if found else self._in_vain + 1
+        found = self._found(session, token, rows, begun)
+        self._in_vain = 0 if found or (begun and self.eager) else self._in_vain + 1
         self._rested = 0
         self._rest = next((steps for vain, steps in RESTS if self._in_vain > vain), 0)
         return found
 
-    def _found(self, session: Session, token: int, rows: int) -> list[int]:
+    def _found(self, session: Session, token: int, rows: int, begun: bool) -> list[int]:
         shared = self._shared
         if shared.in_a_row >= ANCHORED:
             shared.in_a_row = 0
@@ -168,7 +182,11 @@ class Speculator:
                 drafts = drafter.propose(session, token, record.most, 0.0)
                 if not drafts:
                     continue
-            if not record.trying and record.idle > record.patience:
+            is_due = not record.trying and record.idle > record.patience
+            if begun and (is_due or record.trying):
+                self.eager = True
+                return []
+            if is_due:
                 record.begin_trial()
                 shared.is_first = True
             if record.trying:
@@ -182,7 +200,8 @@ class Speculator:
                     self._turn(session, drafter, record, bool(depth))
                 if depth and (best is None or gain > best[0]):
                     best = (gain, drafter, record, drafts, depth)
-        if best is None:
+        self.eager = best is not None
+        if best is None or begun:
             return []
         _, drafter, record, drafts, depth = best
         if not drafter.free:
@@ -190,7 +209,7 @@ class Speculator:
         return self._taken(drafter, record, drafts[:depth])
 
     def _taken(self, drafter: Drafter, record: Record, drafts: list[Draft]) -> list[int]:
-        record.idle = 0
+        record.idle, self.eager = 0, bool(drafts) or not drafter.free
         self._pending = (drafter, record, drafts) if drafts else None
         return [draft.token for draft in drafts]
 
@@ -233,7 +252,7 @@ class Speculator:
     ) -> list[Draft]:
         begin = time.perf_counter()
         drafts = drafter.propose(session, token, most, least)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin + session.engine.stepper.draft_seconds
         record.took(len(drafts), seconds)
         self._shared.drafting += seconds
         return drafts
@@ -271,8 +290,13 @@ def verify(
 
     ids: what the step read, from `position` on; logits [len(ids), vocab]
     """
-    for place, row in enumerate(logits):
-        step = generation.next(row, position + place + 1)
-        yield step
-        if step.finish_reason is not None or ids[place + 1 : place + 2] != [step.token]:
-            return
+    rows = list(logits)
+    generation.start(*rows)
+    try:
+        for place, row in enumerate(rows):
+            step = generation.next(row, position + place + 1)
+            yield step
+            if step.finish_reason is not None or ids[place + 1 : place + 2] != [step.token]:
+                return
+    finally:
+        generation.sampler.drop()

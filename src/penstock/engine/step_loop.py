@@ -65,7 +65,8 @@ class StepLoop:
             )
         except PenstockError as error:
             self._finish_all()
-            self._one_by_one(work, error)
+            # Whoever had an earlier step that failed too is not here any more.
+            self._one_by_one([part for part in work if part.slot in self._slots], error)
             return
         for part in work:
             part.slot.ahead += len(part.ids)
@@ -181,10 +182,12 @@ class StepLoop:
                 slot.generation.start(logits[-1])
 
     def _run_ahead(self, work: Sequence[Work]) -> None:
-        """If nobody else will take part in the next step, it need not wait until these tokens are here."""
+        """If nobody else will take part in the next step, nor are drafts expected for it, it need not wait until
+        these tokens are here."""
         joins = self._line and not self._slots.full
+        eager = any(part.slot.speculator is not None and part.slot.speculator.eager for part in work)
         answering = [part.slot.generation for part in work if part.slot.generation and part.wants]
-        if self._engine.speculation is None and not joins and len(answering) == len(self._slots):
+        if not joins and not eager and len(answering) == len(self._slots):
             self._engine.stepper.run_ahead(answering)
 
     def _settle(self, work: Sequence[Work]) -> None:

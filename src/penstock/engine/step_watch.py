@@ -23,8 +23,9 @@ class StepWatch:
         self._stepper, self._waits, self._begin = stepper, stepper.waits, time.perf_counter()
 
     def spent(self, since: float = 0.0) -> Spent:
-        """since: when the step before it was over, if that was later than this one's beginning"""
+        """Of a step that is over.  since: when the step before it was, if that was later than this one's beginning"""
         seconds, (fetched, waited) = time.perf_counter() - max(self._begin, since), self._stepper.waits
+        seconds -= self._stepper.draft_seconds  # which are the drafter's
         if fetched <= self._waits[0]:  # also if the weights were loaded anew
             return Spent(seconds)
         return Spent(seconds, fetched - self._waits[0], waited - self._waits[1])

@@ -58,6 +58,11 @@ class Stepper:
         row = 2 * 4 * self._vocab_size
         return max(1, self._loader.plan.work // LOGITS_SHARE // row)
 
+    def piece(self, tokens: int) -> int:
+        """How many tokens of prompts with so many together are best read in a step."""
+        most, runner = self._loader.plan.chunk, self._loader.runner
+        return most if runner is None else runner.piece(tokens, most)
+
     def advance(
         self,
         work: Sequence[tuple[Session, Sequence[int], int]],
@@ -199,7 +204,7 @@ class Stepper:
         self, jobs: list[Job], logits: str, progress: Progress | None
     ) -> tuple[list[tuple[Job, list[int]]], Begun]:
         """As many waiting tokens as a chunk holds, first sessions first."""
-        taken = first_tokens(jobs, self._loader.plan.chunk)
+        taken = first_tokens(jobs, self.piece(sum(len(job.ids) for job in jobs)))
 
         before, count = sum(job.done for job in jobs), sum(len(ids) for _, ids in taken)
         tell = None if progress is None else lambda share: progress(before + share * count)
@@ -273,6 +278,11 @@ class Stepper:
         with self._loader.lock:
             if self._loader.runner is not None:
                 self._loader.runner.keep_up(wanted)
+
+    @property
+    def draft_seconds(self) -> float:
+        """See `Runner.draft_seconds`."""
+        return 0.0 if self._loader.runner is None else self._loader.runner.draft_seconds
 
     @property
     def waits(self) -> tuple[int, float]:

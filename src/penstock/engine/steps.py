@@ -63,9 +63,9 @@ class Generation:
         self.stops = StopStrings(sampling.stop)
         self.decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
 
-    def start(self, logits: NDArray[np.float32]) -> None:
-        """What `next` will be called with: see `Sampler.start`."""
-        self.sampler.start(logits)
+    def start(self, logits: NDArray[np.float32], *later: NDArray[np.float32]) -> None:
+        """What `next` will be called with, one after another: see `Sampler.start`."""
+        self.sampler.start(logits, *later)
 
     @property
     def is_last(self) -> bool:

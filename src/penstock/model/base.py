@@ -61,9 +61,13 @@ class Architecture(ABC):
 
     @abstractmethod
     def forward(
-        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+        self,
+        step: Step,
+        hidden: NDArray[np.float32] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> Array:
-        """Runs the layers.  hidden: what the slice before this one returned; the first slice embeds tokens instead.
+        """Runs the layers.  hidden: what the slice before this one returned, on the host [rows, *boundary]; the first
+        slice embeds tokens instead.
         What sequences must keep is staged in their slots.  progress: told after each layer what share of them is
         done; what it raises ends the step there."""
 

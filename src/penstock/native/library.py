@@ -11,7 +11,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.native.structs import MIRRORED
 
-ABI: Final = 4
+ABI: Final = 5
 NAME: Final = f"libpenstock_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 HOW_TO_BUILD: Final = (
@@ -51,6 +51,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     # threads
     "ps_chain": (c_uint64, _n),
     "ps_threads_check": (None, _n, _n, _p),
+    "ps_threads_patience": (None, _n),
+    "ps_wait_for": (c_int64, _p, _n, _n, _n),
     # weights from one type to another
     "ps_encode": (c_int64, _p, _n, _n, _n, _p, _f, _p, _n),
     # the reader

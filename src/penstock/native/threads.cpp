@@ -30,7 +30,7 @@ namespace {
 
 constexpr i64 MAX_HELPERS = 255;
 constexpr u32 NO_PIECE = ~0u;
-constexpr auto HELPER_PATIENCE = std::chrono::microseconds(60);  // how long a helper watches before it sleeps
+std::atomic<i64> helper_patience{60};  // microseconds that a helper watches before it sleeps
 constexpr auto CALLER_PATIENCE = std::chrono::microseconds(40);  // the same for a caller whose helpers are late
 
 inline void pause() {
@@ -191,7 +191,7 @@ class Pool {
         u32 seen = 0;
         auto changed = [&] { return static_cast<u32>(ticket_.load(std::memory_order_acquire) >> 32) != seen; };
         for (;;) {
-            if (!watch(HELPER_PATIENCE, changed)) {
+            if (!watch(std::chrono::microseconds(helper_patience.load(std::memory_order_relaxed)), changed)) {
                 std::unique_lock lock(sleep_);
                 asleep_.fetch_add(1);
                 wake_.wait(lock, [&] { return static_cast<u32>(ticket_.load() >> 32) != seen; });
@@ -301,6 +301,20 @@ void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece
         Pool::serial(pieces, body, context);
     else
         shared_pool().run(pieces, threads, body, context);
+}
+
+PS_EXPORT void ps_threads_patience(i64 microseconds) { helper_patience = microseconds; }
+
+PS_EXPORT i64 ps_wait_for(const u32* word, i64 value, i64 patience, i64 microseconds) {
+    constexpr std::chrono::microseconds GLANCE{20};
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
+    auto there = [=] { return __atomic_load_n(word, __ATOMIC_ACQUIRE) == static_cast<u32>(value); };
+    if (watch(std::chrono::microseconds(std::min(patience, microseconds)), there)) return 1;
+    while (!there()) {
+        if (std::chrono::steady_clock::now() >= end) return 0;
+        std::this_thread::sleep_for(GLANCE);
+    }
+    return 1;
 }
 
 PS_EXPORT void ps_threads_check(i64 pieces, i64 threads, std::int32_t* counts) {

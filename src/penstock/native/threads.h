@@ -18,6 +18,14 @@
 
 void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece), void* context);
 
+// Helpers watch for so many microseconds before they sleep, from now on: for callers who come back after so long, again
+// and again, and do not want to wake everybody each time.
+PS_EXPORT void ps_threads_patience(i64 microseconds);
+
+// Returns 1 when *word has the value, which a device or another thread writes; 0 after so many microseconds.  Watches for
+// `patience` of them, then looks now and then.  What was written before the word can be read.
+PS_EXPORT i64 ps_wait_for(const std::uint32_t* word, i64 value, i64 patience, i64 microseconds);
+
 // For tests: adds 1 to counts[piece], for every piece, by way of a nested call.
 PS_EXPORT void ps_threads_check(i64 pieces, i64 threads, std::int32_t* counts);
 

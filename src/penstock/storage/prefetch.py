@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.storage.counters import Counters
+from penstock.storage.gate import Gate
 from penstock.storage.reader import Reader
 from penstock.storage.slots import Slot, Slots
 from penstock.storage.source import ExpertSource
 
 GUESSED_ROWS: Final = 4  # with more, what the next layer wants is too much to read ahead
-TRIAL: Final = 256  # guesses after which it is decided whether to go on
-PAUSE: Final = 20_000  # guesses not made before the next trial
 WORTH: Final = 0.4  # right guesses of all, below which the disk's time is better left alone
 
 
@@ -32,7 +31,7 @@ class Prefetch:
         self.source, self.reader, self.slots, self.room, self.counters = source, reader, slots, room, counters
         self._transfers: dict[int, Transfer] = {}
         self._used = 0
-        self._guesses = self._right = self._pause = 0
+        self._gate = Gate(WORTH)
         self._guessed: set[int] = set()
         self._unwanted: list[Transfer] = []  # still being read
 
@@ -53,8 +52,7 @@ class Prefetch:
 
     def guess(self, keys: Iterable[int]) -> None:
         """The same for keys that are only likely.  Gives up for a while when too few of them turn out right."""
-        if self._pause > 0:
-            self._pause -= 1
+        if not self._gate.passes():
             return
         for key in keys:
             if key not in self._transfers:
@@ -64,7 +62,7 @@ class Prefetch:
 
     @property
     def guessing(self) -> bool:
-        return self._pause == 0
+        return self._gate.open
 
     def claim(self, key: int) -> Transfer | None:
         """What was read ahead is needed now; None if it was not.  The slot is the caller's."""
@@ -112,9 +110,4 @@ class Prefetch:
         self._guessed.discard(key)
         self.counters.guesses += 1
         self.counters.guesses_right += right
-        self._guesses += 1
-        self._right += right
-        if self._guesses == TRIAL:
-            if self._right < WORTH * TRIAL:
-                self._pause = PAUSE
-            self._guesses = self._right = 0
+        self._gate.judge(right)

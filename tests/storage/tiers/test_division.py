@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage.tiers.division import ISSUE, Division, Times
+from penstock.storage.tiers.division import Division, Times
 
 seconds = st.floats(1e-6, 1e-2)
 
@@ -43,12 +43,13 @@ def test_exact_leaves_nothing_to_the_host(link: float, host: float, missing: int
     assert Division(times(link, host, 1e-3), exact=True).host_share(missing, min(missing, on_disk)) == 0
 
 
-@given(seconds, seconds, st.integers(1, 12))
-def test_no_other_share_ends_sooner(link: float, host: float, missing: int) -> None:
+@given(seconds, seconds, seconds, seconds, st.integers(1, 12))
+def test_no_other_share_ends_sooner(link: float, host: float, ask: float, call: float, missing: int) -> None:
     def ends(count: int) -> float:
-        return max((missing - count) * link, (missing - count) * ISSUE + count * host if count else 0.0)
+        computing = call + count * host if count else 0.0
+        return max((missing - count) * link, (missing - count) * ask + computing)
 
-    division = Division(times(link, host))
+    division = Division(times(link, host)._replace(ask=ask, call=call))
     found = ends(division.host_share(missing, 0))
     assert all(found <= ends(count) * (1 + 1e-9) for count in range(missing + 1))
 

@@ -142,3 +142,52 @@ def test_a_long_step_gives_its_slots_back() -> None:
     placement.turn(0, [0], 1)
     assert not placement.passing
     assert len(placement.free) + len(placement.slot_of) == 18
+
+
+@given(
+    st.integers(FEWEST, 26), requests, st.lists(st.tuples(st.integers(0, BLOCKS - 1), numbers), max_size=40)
+)
+def test_what_is_brought_ahead_has_a_slot_of_its_own(
+    slots: int, wanted: Sequence[tuple[int, list[int], int]], likely: Sequence[tuple[int, list[int]]]
+) -> None:
+    placement = place(slots, long_slots=max(FEWEST, slots - 2))
+    for number, (block, ids, rows) in enumerate(wanted):
+        if rows > 32:
+            placement.long_turn(block, ids)
+            check(placement)
+            continue
+        coming = dict[int, int]()
+        if number < len(likely):
+            about, guessed = likely[number]
+            free = set(placement.free)
+            coming = placement.ahead(about, guessed, 2) if not placement.passing else {}
+            assert set(coming.values()) <= free
+            assert not set(coming.values()) & {*placement.free, *placement.slot_of.values()}
+            coming = coming if about == block else {}
+        turn = placement.turn(block, ids, rows)
+        for each in set(coming) & set(ids):
+            assert each in turn.here
+            assert placement.slot_of[block * EXPERTS + each] == coming[each]
+        check(placement)
+
+
+def test_a_guess_that_was_wrong_leaves_its_slot() -> None:
+    placement = place(20)
+    coming = placement.ahead(1, [3, 4, 5], 2)
+    assert list(coming) == [3, 4]
+    placement.turn(0, [0, 1], 1)
+    placement.settle()
+    assert not set(coming.values()) & set(placement.free)  # its block has not been asked yet
+    assert placement.turn(1, [3, 5], 1).here == [3]
+    placement.settle()
+    assert coming[4] in placement.free
+    assert (placement.counters.ahead_right, placement.counters.ahead_wrong) == (1, 1)
+
+
+def test_guesses_that_are_mostly_wrong_are_not_made_for_a_while() -> None:
+    placement = place(20)
+    for number in range(200):
+        placement.ahead(0, [4, 5], 2)
+        placement.turn(0, [number % 2, 2], 1)
+        placement.settle()
+    assert not placement.gate.open

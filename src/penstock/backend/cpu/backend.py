@@ -15,6 +15,7 @@ from penstock.backend.cpu.states import CpuStates
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight, check_decoding
 from penstock.backend.device import HostBackend
 from penstock.backend.state import StateLayout
+from penstock.native.library import native
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 # Interpreter and libraries: 45 MiB for an engine alone (`python -m benchmarks.start`), about twice that in a server.
 PROGRAM: Final = 96 << 20
+
+BESIDE: Final = (
+    400  # microseconds between two shares of a device's layers: as long as threads watch for the next
+)
 
 
 class CpuBackend(HostBackend):
@@ -66,17 +71,17 @@ class CpuBackend(HostBackend):
 
     # ── beside a device ───────────────────────────────────────────────────────────────────────────────────
 
-    together = 4
-
     def share(
         self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
     ) -> CpuShare:
+        native().ps_threads_patience(BESIDE)
         return CpuShare(x, ids, weights, out, limit, self.threads)
 
-    def expert_work(self, experts: Sequence[HostExpert], rows: int) -> list[Callable[[], None]]:
-        return expert_work(
-            [each for each in experts if isinstance(each, CpuExpert)], rows, self.together, self.threads
-        )
+    def expert_work(
+        self, experts: Sequence[HostExpert], rows: int, together: int
+    ) -> list[Callable[[], None]]:
+        own = [each for each in experts if isinstance(each, CpuExpert)]
+        return expert_work(own, rows, together, self.threads)
 
     @property
     def program_bytes(self) -> int:

@@ -47,7 +47,7 @@ class _Dense(ctypes.Structure):
         ("segments", _Segment * 8), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
         ("count", INT), ("groups", INT), ("rows", INT), ("columns", INT), ("forms", INT),
         ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("ahead", VOID), ("ahead_bytes", INT), ("late", INT),
-        ("limit", FLOAT),
+        ("beside", INT), ("limit", FLOAT),
     )  # fmt: skip
 
 
@@ -62,6 +62,7 @@ class Dense:
     digits: the first matrix's output also as digits; then its out must be `digits.values`.
     ahead: what the next kernel reads that does not come from this one, to be brought nearer meanwhile.
     late: the next kernel starts when the one before this has ended, and may read what that one wrote at once.
+    beside: x, an image, is older than the kernel before, which lets this one start when all before it has ended.
 
     One launch where the inputs fit in shared memory; else one for every form of input, or for half the rows.
     """
@@ -70,14 +71,15 @@ class Dense:
         self, matrices: Sequence[Packed], x: Input, outs: Sequence[torch.Tensor], rows: int,
         norm: torch.Tensor | None = None, eps: float = 0.0, digits: DigitVectors | DigitImage | None = None,
         limit: float = 0.0, ahead: torch.Tensor | None = None, late: bool = False, stages: int = 2,
+        beside: bool = False,
     ):  # fmt: skip
         first = matrices[0]
         if any(m.columns != first.columns or (m.count > 1 and len(matrices) > 1) for m in matrices):
             raise ValueError("matrices of one launch have the same columns, and a grouped one is alone")
         self._keep = (matrices, x, outs, norm, digits, ahead)
-        self._launches: list[tuple[Kernel, int, _Dense]] = []
+        self._launches: list[tuple[Kernel, int, int, _Dense]] = []
         self._x, self._rows, self._limit, self._late, self._stages = x, rows, limit, late, stages
-        self._ahead = ahead
+        self._ahead, self._beside = ahead, beside
         self.nbytes = sum(m.nbytes for m in matrices)
         segments = [_segment(m, out) for m, out in zip(matrices, outs, strict=True)]
         output = digits.argument() if digits else DigitOutputArgument()
@@ -90,23 +92,29 @@ class Dense:
         first, columns = parts[0][0], parts[0][0].cells * CELL
         forms = forms_of([m.kind for m, _ in parts], rows)
         stage = max(_piece(m.kind)[0] for m, _ in parts)
-        depth = 4 if rows <= 2 else 2
-        fixed = SCRATCH + depth * 8 * 2 * rows * 64 + input_bytes(columns, rows, forms)
-        stages, shared = fit(fixed, stage, 8, self._stages)
+        # Sixteen warps on a multiprocessor: two blocks, or one that has the inputs of many rows once, if that leaves
+        # room.
+        of_inputs = SCRATCH + input_bytes(columns, rows, forms)
+        for warps, depth in (
+            ((8, 4),) if rows <= 2 else ((8, 2),) if rows <= 4 else ((16, 2), (16, 1), (8, 2))
+        ):
+            stages, shared = fit(of_inputs + depth * warps * 2 * rows * 64, stage, warps, self._stages)
+            if stages > 1:
+                break
         if stages:
             # Two blocks on every multiprocessor, where they fit, and no block without work.
             blocks = card().multiprocessors * (
                 2 if rows <= 4 and 2 * (shared + 1024) <= card().shared_limit + 1024 else 1
             )
-            rounds = sum(-(-m.tiles // (8 >> segment.log_slices)) for m, segment in parts)
+            rounds = sum(-(-m.tiles // (warps >> segment.log_slices)) for m, segment in parts)
             grid = min(max(1, blocks // first.count), rounds) * first.count
             argument = _Dense(
                 (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
                 rows, columns, forms, stages, stage, depth, address(self._ahead),
-                0 if self._ahead is None else self._ahead.nbytes, int(self._late), self._limit,
+                0 if self._ahead is None else self._ahead.nbytes, int(self._late), int(self._beside), self._limit,
             )  # fmt: skip
-            kernel = self._kernels(parts).kernel(f"dense_{4 * sets_of(rows)}", shared)
-            self._launches.append((kernel, grid, argument))
+            kernel = self._kernels(parts, sets_of(rows), warps).kernel("dense", shared)
+            self._launches.append((kernel, grid, 32 * warps, argument))
             return
         by_form: dict[int, list[_Part]] = {}
         for part in parts:
@@ -121,15 +129,16 @@ class Dense:
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
             self._add(moved, _moved_inputs(inputs, start), output, count)
 
-    def _kernels(self, parts: list[_Part]) -> Module:
+    def _kernels(self, parts: list[_Part], sets: int, warps: int) -> Module:
         """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
         formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
         source = "IMAGE" if isinstance(self._x, Image) else "ROWS"
-        return module("dense.cu", f"-DDENSE_FORMATS={formats}", f"-DDENSE_SOURCE={source}")
+        shape = (f"-DDENSE_SETS={sets}", f"-DDENSE_WARPS={warps}")
+        return module("dense.cu", f"-DDENSE_FORMATS={formats}", f"-DDENSE_SOURCE={source}", *shape)
 
     def launch(self, overlap: bool = True) -> None:
-        for kernel, grid, argument in self._launches:
-            kernel.launch(grid, 256, (argument,), overlap)
+        for kernel, grid, threads, argument in self._launches:
+            kernel.launch(grid, threads, (argument,), overlap)
 
 
 def _piece(kind: WeightType) -> tuple[int, int]:

@@ -21,7 +21,6 @@ class DriverCalls:
         self._launch = _call(library.cuLaunchKernel, c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
         self._record = _call(library.cuEventRecord, c_void_p, c_void_p)
         self._wait_event = _call(library.cuStreamWaitEvent, c_void_p, c_void_p, c_uint)
-        self._synchronize = _call(library.cuEventSynchronize, c_void_p)
 
     def copy(self, to: int, address: int, nbytes: int, stream: int) -> None:
         """From the host's memory."""
@@ -39,10 +38,6 @@ class DriverCalls:
     def wait_event(self, stream: int, event: int) -> None:
         if error := self._wait_event(stream, event, 0):
             _refused("waiting for an event", error)
-
-    def synchronize(self, event: int) -> None:
-        if error := self._synchronize(event):
-            _refused("a step", error)
 
 
 def _call(function: Any, *types: Any) -> Any:

@@ -1,8 +1,8 @@
-"""A layer's experts for one to eight rows, as typed calls of kernels/experts.cu.
+"""A layer's experts for one row or two, as typed calls of kernels/experts.cu; for more there is experts_many.py.
 
-Two launches for few rows: `Up`, the router's product, the shared expert's gate and up meanwhile, and the routed ones'
-when all logits are there; `Down`.  For more rows, or other formats, the router's product comes first: a `Dense` with
-`late`, which lets `Up` start when the input's image is there.
+Two launches: `Up`, the router's product, the shared expert's gate and up meanwhile, and the routed ones' when all
+logits are there; `Down`.  For other formats the router's product comes first: a `Dense` with `late`, which lets `Up`
+start when the input's image is there.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
-_JOB_ROWS, _UP_WARPS, _DOWN_WARPS = 4, 16, 8  # of experts.cu
+_UP_WARPS, _DOWN_WARPS, _LOG_VECTORS = 16, 8, 3  # of experts.cu
 _BARRIERS = 1024
 _GRID_BYTES = 256 * 16 * 8  # the IQ2_XXS grid in shared memory
 _SHARED_CELL = LAYOUTS[types.Q8_0].cell_bytes
@@ -64,7 +64,7 @@ class _Down(ctypes.Structure):
         ("weights", VOID), ("shared_weights", VOID), ("grid", VOID), ("jobs", VOID), ("counter", VOID),
         ("digits", VOID), ("scales", VOID), ("shared_digits", VOID), ("shared_scales", VOID), ("out", VOID),
         ("tiles", INT), ("cells", INT), ("rows", INT), ("width", INT), ("count", INT),
-        ("stages", INT), ("stage_bytes", INT), ("log_vectors", INT), ("ahead", VOID), ("ahead_bytes", INT),
+        ("stages", INT), ("stage_bytes", INT), ("ahead", VOID), ("ahead_bytes", INT),
     )  # fmt: skip
 
 
@@ -91,6 +91,11 @@ def takes_along(router: Packed, shared: Packed, shared_down: Packed, routed: Pac
     return rows <= FEW and even and shapes and q8 and router.kind is types.F16
 
 
+def shared_comes_along(gate_up: Packed, down: Packed, routed: Packed) -> bool:
+    """Whether the routed experts' kernels take the shared one's second half, and with it the sum of both."""
+    return {gate_up.kind, down.kind} == {types.Q8_0} and gate_up.rows == routed.rows
+
+
 class Up:
     """swiglu(gate, up) of every row's experts → acts, vectors row · count + slot; of the shared one → shared_acts.
 
@@ -104,9 +109,11 @@ class Up:
     ):  # fmt: skip
         kind, columns = weights.kind, weights.cells * CELL
         forms, cell = up_forms(kind, rows), LAYOUTS[kind].cell_bytes
-        pack = 2 if rows <= FEW and weights.cells > 8 and 4 * cell <= 4608 else 1
+        if rows > FEW:
+            raise ValueError(f"{rows} rows: `Up` takes {FEW}")
+        pack = 2 if weights.cells > 8 and 4 * cell <= 4608 else 1
         stage = max(2 * pack * cell, _SHARED_CELL if shared else 0)
-        part, depth = 2 * min(rows, _JOB_ROWS) * 16, 3 if rows <= FEW else 4
+        part, depth = 2 * rows * 16, 3
         early = _whole(max(depth * _UP_WARPS * part, 2 * rows * (-(-router.experts // 32) * 32)))
         early += _GRID_BYTES if kind is types.IQ2_XXS else 0
         along = _RouterPart()
@@ -137,7 +144,7 @@ class Up:
         )  # fmt: skip
         self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid, places)
         source = _experts(kind) if places is None else _experts(kind, "-DWITH_PLACES")
-        self._kernel = source.kernel(f"experts_up_{'few' if rows <= FEW else 'many'}", size)
+        self._kernel = source.kernel("experts_up", size)
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(card().multiprocessors, 32 * _UP_WARPS, (self._argument,), overlap)
@@ -162,9 +169,8 @@ class Down:
         while slices > cells:
             slices //= 2
         part, factors = rows * 16, (rows * router.count + rows) * -(-cells // slices)
-        log_vectors = 3 if rows <= FEW else 2
         own = (
-            (_DOWN_WARPS * 2 * CELL << log_vectors)
+            (_DOWN_WARPS * 2 * CELL << _LOG_VECTORS)
             + _whole(2 * _DOWN_WARPS * part)
             + _whole(_DOWN_WARPS * factors)
         )
@@ -183,7 +189,7 @@ class Down:
             address(router.counter), address(acts.digits), address(acts.scales),
             address(shared_acts.digits if shared_acts else None),
             address(shared_acts.scales if shared_acts else None), address(out), weights.tiles, cells, rows,
-            weights.rows, router.count, stages, stage, log_vectors, address(ahead),
+            weights.rows, router.count, stages, stage, address(ahead),
             0 if ahead is None else ahead.nbytes,
         )  # fmt: skip
         self._keep = (weights, router, acts, out, shared, shared_acts, grid, ahead)

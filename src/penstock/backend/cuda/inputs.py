@@ -5,6 +5,7 @@ The forms and their layout are those of kernels/inputs.cuh.
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +75,13 @@ class DigitVectors:
     @property
     def cells(self) -> int:
         return -(-self.width // CELL)
+
+    def part(self, first: int, last: int) -> "DigitVectors":
+        """Vectors [first, last), in the same memory."""
+        part = copy(self)
+        part.vectors, part.values = last - first, self.values[first:last]
+        part.digits, part.scales = self.digits[first:last], self.scales[first:last]
+        return part
 
     def argument(self) -> DigitOutputArgument:
         return DigitOutputArgument(

@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -127,43 +127,74 @@ class Kernel:
         check(cuda.cuLaunchKernelEx(config, self._ready(), ctypes.addressof(addresses), 0), what)
 
 
-class _Recording:
-    """The launches of a thread, on their way into graphs; `parts` are what launches them, in order."""
+class Turn(NamedTuple):
+    """What the host has to do in the middle of launched work, and who waits for it: a kernel.
+
+    answer   waits until the card has come that far, then lets it go on
+    give_up  lets it go on whatever becomes of it, because there will be no answer
+    ahead    whether what follows may be launched before the host has had its turn.  If so, nothing that it does may
+             wait for the card
+    """
+
+    answer: Callable[[], object]
+    give_up: Callable[[], object]
+    ahead: bool
+
+
+class Recording:
+    """The launches of a thread, on their way into graphs; `parts` are what launches them and what the host does in
+    between, in order."""
 
     def __init__(self) -> None:
         self.parts: list[Callable[[], object]] = []
+        self.give_up: Callable[[], object] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._turns: list[Callable[[], object]] = []  # of the graph that is being recorded
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(capture_error_mode="thread_local")
 
     def end(self) -> None:
+        """The next graph is launched when the host has had its turns in this one: until then the card may be waiting
+        for it, and the first launch of a graph for the card."""
         assert self._graph is not None
         self._graph.capture_end()
-        self.parts.append(self._graph.replay)
+        self.parts += [self._graph.replay, *self._turns]
+        self._turns = []
+
+    def turn(self, turn: Turn) -> None:
+        self.give_up = turn.give_up
+        self._turns.append(turn.answer)
+        if not turn.ahead:
+            self.end()
+            self.begin()
 
 
-_recordings: list[_Recording] = []  # the one that is under way
+_recordings: list[Recording] = []  # the one that is under way
 
 
-def cut(between: Callable[[], object] | None = None) -> None:
+def cut() -> None:
     """Where work that is being recorded may be cut in two: to launch a long graph takes the host a while, and the
-    card has the short one before it to do meanwhile.  `between` is what the host has to do there, every time."""
+    card has the short one before it to do meanwhile."""
     for recording in _recordings:
         recording.end()
-        if between is not None:
-            recording.parts.append(between)
         recording.begin()
-    if not _recordings and between is not None:
-        between()
 
 
-def capture(work: Callable[[], object]) -> list[Callable[[], object]]:
+def take_turn(turn: Turn) -> None:
+    """The host's, every time this work is done."""
+    for recording in _recordings:
+        recording.turn(turn)
+    if not _recordings:
+        _guarded([turn.answer], turn.give_up)
+
+
+def capture(work: Callable[[], object]) -> Recording:
     """`work` as calls, to be made one after the other, that launch graphs.  It must have been run before, so that
     everything it needs is compiled and loaded."""
     torch.cuda.synchronize()
-    recording = _Recording()
+    recording = Recording()
     _recordings.append(recording)
     try:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -174,7 +205,18 @@ def capture(work: Callable[[], object]) -> list[Callable[[], object]]:
                 recording.end()
     finally:
         _recordings.remove(recording)
-    return recording.parts
+    return recording
+
+
+def _guarded(parts: Sequence[Callable[[], object]], give_up: Callable[[], object] | None) -> None:
+    """Whatever goes wrong, no kernel waits for ever."""
+    try:
+        for part in parts:
+            part()
+    except BaseException:
+        if give_up is not None:
+            give_up()
+        raise
 
 
 class Recorded:
@@ -182,13 +224,13 @@ class Recorded:
 
     def __init__(self, work: Callable[[], Any]):
         self._work: Callable[[], Any] | None = work
-        self._parts: list[Callable[[], object]] = []
+        self._recording: Recording | None = None
         self._result: Any = None
         self._ran = False
 
     @property
     def recorded(self) -> bool:
-        return bool(self._parts)
+        return self._recording is not None
 
     def run(self) -> Any:
         """What `work` returned.  Where it lies is the same every time."""
@@ -196,10 +238,9 @@ class Recorded:
             assert self._work is not None
             self._result, self._ran = self._work(), True
             return self._result
-        if not self._parts:
+        if self._recording is None:
             assert self._work is not None
-            self._parts = capture(self._work)
+            self._recording = capture(self._work)
             self._work = None
-        for part in self._parts:
-            part()
+        _guarded(self._recording.parts, self._recording.give_up)
         return self._result

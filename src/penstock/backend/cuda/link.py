@@ -4,6 +4,7 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Final
 
 import torch
 
@@ -11,6 +12,7 @@ from penstock.backend.base import Bytes, ExpertSlots, HostExpert
 from penstock.backend.cuda.device import driver
 from penstock.backend.device import HOST_ROWS, ExpertSeconds, HostBackend
 
+TOGETHER: Final = 4  # experts that the processors compute in a call, when it is measured what each takes
 _READ_ONLY, _PORTABLE = 8, 1  # CU_MEMHOSTREGISTER_…
 
 
@@ -49,17 +51,21 @@ def measure_experts(slots: ExpertSlots, experts: Sequence[HostExpert], host: Hos
 
     bring()
     slots.wait()
+    asked = seconds(bring)
+    link = asked + seconds(slots.wait)
 
-    def copied() -> None:
-        bring()
-        slots.wait()
-
-    link = seconds(copied) / len(given)
-    computed = []
-    for rows in HOST_ROWS:
-        works = host.expert_work(experts, rows)
+    def computed(rows: int, together: int) -> float:
+        """Of a call with so many experts."""
+        works = host.expert_work(experts, rows, together)
         works[0]()  # makes threads and memory
         bring()
-        computed.append(median(map(seconds, works)) / min(host.together, len(experts)))
+        found = median(map(seconds, works))
         slots.wait()
-    return ExpertSeconds(link, tuple(computed))
+        return found
+
+    together = min(TOGETHER, len(experts))
+    alone, some = computed(1, 1), computed(1, together)
+    call = max(0.0, (together * alone - some) / (together - 1)) if together > 1 else 0.0
+    others = [computed(rows, together) for rows in HOST_ROWS[1:]]
+    each = tuple(max(1e-9, total - call) / together for total in (some, *others))
+    return ExpertSeconds(link / len(given), each, asked / len(given), call)

@@ -3,16 +3,40 @@
 import ctypes
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from penstock.backend.cuda.inputs import FLOAT, INT, MAX_ROWS, VOID, address
+from penstock.backend.cuda.inputs import FEW, FLOAT, INT, MAX_ROWS, VOID, address
 
 MAX_COUNT = 8
 MAX_EXPERTS = 12 * 32  # MAX_PER_LANE of routing.cuh
-MAX_PAIRS = MAX_ROWS * MAX_COUNT
-_CHOSEN = 4 * 2 * MAX_PAIRS  # struct Chosen: ids, weights [rows, count]
-_JOBS = 16 + 4 * (2 + 8) * MAX_PAIRS  # struct Jobs: counts; vector, weight, job [pairs]
+MANY = 32  # rows of a launch: ROUTED_ROWS of experts_many.cu; others have MAX_ROWS
+
+
+def _pairs(rows: int) -> int:
+    """That kernels have room for which are made for so many rows."""
+    return rows * MAX_COUNT
+
+
+def jobs_dtype(rows: int) -> np.dtype[np.void]:
+    """struct Jobs"""
+    job = [("expert", "i4"), ("rows", "i4"), ("first", "i4"), ("row", "i4", 4), ("padding", "i4")]
+    pairs = _pairs(rows)
+    return np.dtype(
+        [
+            ("count", "i4"),
+            ("pairs", "i4"),
+            ("padding", "i4", 2),
+            ("vector", "i4", pairs),
+            ("weight", "f4", pairs),
+            ("job", job, pairs),
+        ]
+    )
+
+
+_CHOSEN = 4 * 2 * _pairs(MAX_ROWS)  # struct Chosen: ids, weights [rows, count]
 _CANDIDATES = 6 * MAX_ROWS * 12 * MAX_COUNT  # keys and ids
+_JOBS = jobs_dtype(MAX_ROWS).itemsize
 CHOICE_BYTES = -(-(_CHOSEN + _CANDIDATES + 4 * (MAX_EXPERTS + 12) + _JOBS) // 128) * 128  # struct Choice
 JOBS_BYTES = -(-_JOBS // 128) * 128
 
@@ -37,18 +61,24 @@ class Router:
     table: torch.Tensor | None = None
     tokens: torch.Tensor | None = None
     normalize: bool = True
-    chosen: torch.Tensor = field(init=False)  # struct Chosen, written by `Up`
-    jobs: torch.Tensor = field(init=False)  # struct Jobs, likewise, for `Down`
+    chosen: torch.Tensor = field(init=False)  # struct Chosen, written by whoever chooses
+    jobs: torch.Tensor = field(init=False)  # struct Jobs, likewise
     counter: torch.Tensor = field(init=False)  # int32 [1]: parts of the logits that are there
 
     def __post_init__(self) -> None:
-        self.chosen = torch.zeros(_CHOSEN, dtype=torch.uint8, device="cuda")
-        self.jobs = torch.zeros(JOBS_BYTES, dtype=torch.uint8, device="cuda")
+        size = 4 * 2 * _pairs(self.room)
+        self.chosen = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        self.jobs = torch.zeros(jobs_dtype(self.room).itemsize, dtype=torch.uint8, device="cuda")
         self.counter = torch.zeros(1, dtype=torch.int32, device="cuda")
 
     @property
     def experts(self) -> int:
         return self.logits.shape[-1]
+
+    @property
+    def room(self) -> int:
+        """Rows that the kernels of this number of rows are made for."""
+        return MAX_ROWS if self.logits.shape[-2] <= FEW else MANY
 
     def argument(self) -> RoutingArgument:
         return RoutingArgument(
@@ -59,9 +89,12 @@ class Router:
 
     def ids(self, rows: int) -> torch.Tensor:
         """The experts chosen last, int32 [rows, count], best first."""
-        return self.chosen[: 4 * MAX_PAIRS].view(torch.int32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]
+        return self._chosen(0).view(torch.int32).view(self.room, MAX_COUNT)[:rows, : self.count]
 
     def weights(self, rows: int) -> torch.Tensor:
         """Their weights, float32 [rows, count]."""
-        part = self.chosen[4 * MAX_PAIRS : 8 * MAX_PAIRS]
-        return part.view(torch.float32).view(MAX_ROWS, MAX_COUNT)[:rows, : self.count]
+        return self._chosen(1).view(torch.float32).view(self.room, MAX_COUNT)[:rows, : self.count]
+
+    def _chosen(self, part: int) -> torch.Tensor:
+        size = 4 * _pairs(self.room)
+        return self.chosen[part * size : (part + 1) * size]

@@ -146,8 +146,8 @@ class CudaSampling(DeviceSampling):
 
     def start(self, logits: Logits, choice: Choice) -> Choosing | None:
         row: object = logits
-        if not isinstance(row, DeviceLogits):
-            return None
+        if not isinstance(row, DeviceLogits):  # of the host, or of another machine
+            return super().start(logits, choice)
         started = Started(self, row.tensor, choice)
         with self._lock:
             self._waiting.append(started)
@@ -169,7 +169,8 @@ class CudaSampling(DeviceSampling):
         with self._lock:
             found = []
             for choice in choices:
-                assert isinstance(choice, Started)
+                if not isinstance(choice, Started):
+                    return None
                 while choice.token is None and not choice.over:
                     self._launch()
                 if choice.token is None:

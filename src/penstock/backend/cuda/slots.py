@@ -25,37 +25,42 @@ from penstock.weights.tensor import TensorInfo
 LANES: Final = (
     4  # streams that take turns: while some lay out what has come, others have copies to go on with
 )
+RUN: Final = 4  # experts that are copied together, where they lie behind one another
 SEGMENT: Final = 32  # slots at least, whose memory is given back together
 MOST_SEGMENT: Final = 256
 
 
 class _Expert(ctypes.Structure):
     _fields_ = (
-        ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument),
+        ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument), ("arrived", ctypes.c_void_p),
         ("up_block", ctypes.c_int32), ("down_block", ctypes.c_int32),
     )  # fmt: skip
 
 
 class _Lane:
-    """A stream, and memory for one expert as it is stored."""
+    """A stream, and memory for some experts as they are stored.
 
-    def __init__(self, infos: Sequence[TensorInfo], gate_up: Packed, down: Packed):
-        self.stream = torch.cuda.Stream()
+    arrived: on the card: counts blocks of what was brought
+    """
+
+    def __init__(self, infos: Sequence[TensorInfo], gate_up: Packed, down: Packed, arrived: int):
+        # Before all others: a kernel of another stream may be waiting for what comes by this one.
+        self.stream = torch.cuda.Stream(priority=-1)
         self.number: int = self.stream.cuda_stream
         self.event = torch.cuda.Event()
         self.event.record(self.stream)  # makes it
         self.used = False
         sizes = [info.nbytes for info in infos]
-        self._memory = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
+        self._memory = torch.empty(RUN * sum(sizes), dtype=torch.uint8, device="cuda")
         first = self._memory.data_ptr()
-        self.stages = [first, first + sizes[0], first + sizes[0] + sizes[1]]
+        self.stages = [first, first + RUN * sizes[0], first + RUN * (sizes[0] + sizes[1])]
         matrices = zip(infos, (gate_up, gate_up, down), strict=True)
         blocks = [-(-tiles_of(info) * packed.cells // 8) for info, packed in matrices]
         self.argument = _Expert(
             repack_argument(self.stages[0], gate_up, infos[0].shape[0]),
             repack_argument(self.stages[1], gate_up, infos[1].shape[0], second=True),
             repack_argument(self.stages[2], down, infos[2].shape[0]),
-            blocks[0], blocks[0] + blocks[1],
+            arrived, blocks[0], blocks[0] + blocks[1],
         )  # fmt: skip
         self.blocks = sum(blocks)
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.argument))
@@ -82,21 +87,47 @@ class CudaExpertSlots(ExpertSlots):
         ]
         self.gate_up = Packed(views[0], kinds[0], width, hidden, count, paired=True)
         self.down = Packed(views[1], kinds[2], hidden, width, count)
-        self._lanes = [_Lane(infos, self.gate_up, self.down) for _ in range(LANES)]
+        self.arrived = torch.zeros(LANES, dtype=torch.int32, device="cuda")
+        self.arrivals = [0] * LANES  # what `arrived` will be when all that was asked for so far is there
+        self._lanes = [
+            _Lane(infos, self.gate_up, self.down, self.arrived.data_ptr() + 4 * lane) for lane in range(LANES)
+        ]
         self._turn, self._calls = 0, driver_calls()
         formats = (f"-DUP_FORMAT={_format(infos[0])}", f"-DDOWN_FORMAT={_format(infos[2])}")
         self._function = int(module("tiers.cu", *formats).function("repack_expert"))
 
     def bring(self, slot: int, expert: HostExpert) -> None:
-        assert 0 <= slot < self.count
-        lane, calls = self._lanes[self._turn], self._calls
-        self._turn = (self._turn + 1) % LANES
-        for stage, part, nbytes in zip(lane.stages, expert.parts, self._nbytes, strict=True):
-            calls.copy(stage, part, nbytes, lane.number)
-        argument, (pair, single) = lane.argument, self._sizes
-        argument.gate.out = argument.up.out = self._memory[0].address + slot * pair
-        argument.down.out = self._memory[1].address + slot * single
-        calls.launch(self._function, lane.blocks, 256, lane.number, lane.arguments)
+        self._bring((slot,), expert.parts)
+
+    def bring_all(self, slots: Sequence[int], experts: Sequence[HostExpert]) -> None:
+        """Neighbours in the file are copied together: every copy costs the link a few microseconds besides."""
+        first, parts = 0, experts[0].parts if experts else ()
+        for at in range(1, len(experts) + 1):
+            count = at - first
+            if count < RUN and at < len(experts):
+                following = [part + count * size for part, size in zip(parts, self._nbytes, strict=True)]
+                if list(experts[at].parts) == following:
+                    continue
+            self._bring(slots[first:at], parts)
+            if at < len(experts):
+                first, parts = at, experts[at].parts
+
+    def _bring(self, slots: Sequence[int], parts: Sequence[int]) -> None:
+        """Experts that lie behind one another, the first at `parts`."""
+        turn, calls, sizes = self._turn, self._calls, self._nbytes
+        lane = self._lanes[turn]
+        self._turn = (turn + 1) % LANES
+        for stage, part, nbytes in zip(lane.stages, parts, sizes, strict=True):
+            calls.copy(stage, part, len(slots) * nbytes, lane.number)
+        argument, (pair, single), (gate, up, down) = lane.argument, self._sizes, lane.stages
+        for number, slot in enumerate(slots):
+            assert 0 <= slot < self.count
+            argument.gate.raw, argument.up.raw = gate + number * sizes[0], up + number * sizes[1]
+            argument.down.raw = down + number * sizes[2]
+            argument.gate.out = argument.up.out = self._memory[0].address + slot * pair
+            argument.down.out = self._memory[1].address + slot * single
+            calls.launch(self._function, lane.blocks, 256, lane.number, lane.arguments)
+        self.arrivals[turn] = (self.arrivals[turn] + len(slots) * lane.blocks) & 0xFFFFFFFF
         lane.used = True
 
     def join(self) -> None:
@@ -163,4 +194,4 @@ def _format(info: TensorInfo) -> str:
 
 
 def staged_bytes(infos: Sequence[TensorInfo]) -> int:
-    return LANES * sum(info.nbytes for info in infos)
+    return LANES * RUN * sum(info.nbytes for info in infos)

@@ -113,15 +113,14 @@ class DeepSeekV4(Architecture):
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward(
-        self, step: Step, hidden: Array | None = None, progress: Callable[[float], None] | None = None
+        self,
+        step: Step,
+        hidden: NDArray[np.float32] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> Array:
         batch = self.ops.begin(step, range(len(self.layers)))
-        if hidden is None:
-            streams = self.ops.repeat(
-                batch, lambda tell: self._layers(self._embed(batch), batch, tell), progress
-            )
-        else:
-            streams = self._layers(hidden, batch, progress)
+        start = partial(self._embed, batch) if hidden is None else self.ops.received(hidden, batch)
+        streams = self.ops.repeat(batch, lambda tell: self._layers(start(), batch, tell), progress)
         if self.draft_block is not None:
             self.dense.enter(DRAFT)
             self.draft_block.follow(streams, step, batch)

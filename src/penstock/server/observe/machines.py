@@ -38,6 +38,7 @@ SHOWN: Final = (
     "experts",
     "experts_taken",
     "mode",
+    "device",
     "sequences",
     "busy_seconds",
     "rows",

@@ -87,7 +87,23 @@ TIER_COUNTERS: Final = (
         "penstock_tier_host_seconds",
         "Time of the host in a layer's turn, by what it did.",
         "doing",
-        {"computing": ("host_seconds",), "waiting for the disk": ("disk_stall_seconds",)},
+        {
+            "computing": ("host_seconds",),
+            "waiting for the disk": ("disk_stall_seconds",),
+            "waiting for the gpu": ("idle_seconds",),
+        },
+    ),
+    (
+        "penstock_tier_gpu_stall_seconds",
+        "Time that the GPU waited in the middle of layers, by whom it waited for.",
+        "for",
+        {"cpu": ("host_stall_seconds",), "link": ("link_stall_seconds",)},
+    ),
+    (
+        "penstock_tier_ahead",
+        "Experts that were brought to the GPU before they were asked for, by whether they were needed.",
+        "needed",
+        {"yes": ("ahead_right",), "no": ("ahead_wrong",)},
     ),
 )
 STORAGE_GAUGES: Final = (

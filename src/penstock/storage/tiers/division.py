@@ -3,23 +3,24 @@
 Only arithmetic with measured times.  Nothing depends on a clock, so a replay divides as the engine did.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.backend.device import HOST_ROWS, ExpertSeconds
 
-ISSUE: Final = 12e-6  # seconds of the host to ask for a copy, before it begins to compute itself
-
 
 class Times(NamedTuple):
-    """Seconds of one expert: over the link, on the host by the rows that need it (as `HOST_ROWS`), from the disk."""
+    """Seconds of one expert: over the link, on the host by the rows that need it (as `HOST_ROWS`), from the disk; of
+    the host, to ask for a copy before it begins to compute itself; and to begin at all."""
 
     link: float
     host: tuple[float, ...]
     disk: float = 0.0
+    ask: float = 0.0
+    call: float = 0.0
 
     @staticmethod
     def measured(seconds: ExpertSeconds, disk: float = 0.0) -> "Times":
-        return Times(seconds.link, tuple(seconds.host), disk)
+        return Times(seconds.link, tuple(seconds.host), disk, seconds.ask, seconds.call)
 
     def host_at(self, rows: float) -> float:
         """Linear between what was measured, and beyond."""
@@ -66,7 +67,7 @@ class Division:
         go by turns to whoever has a share left."""
         times, copied = self.times, missing - count
         computing = times.host_at(rows)
-        link, host = 0.0, copied * ISSUE
+        link, host = 0.0, copied * times.ask + (times.call if count else 0.0)
         for number in range(missing):
             there = max(0, number - (missing - on_disk) + 1) * times.disk  # those that are here come first
             ends = max(link, there) + times.link, max(host, there) + computing

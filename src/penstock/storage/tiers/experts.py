@@ -7,7 +7,7 @@ expert passes through the device, the next ones being copied while those before 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,14 @@ from penstock.storage.streamed import Recorder
 from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division
 from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
+from penstock.storage.tiers.pace import Pacer
 from penstock.storage.tiers.passing import Passing
 from penstock.storage.tiers.placement import LONG, Placement, Turn
 from penstock.storage.tiers.plan import Kind
+
+AHEAD: Final = (
+    2  # experts of the next layer that are brought before it asks: the link rests for about one of them
+)
 
 
 class Pool(NamedTuple):
@@ -56,6 +61,7 @@ class TieredExperts(ExpertStore):
         self.recorder, self.source = recorder, host.source
         self.heat = Heat(self.source.blocks, self.source.experts)
         self.places = np.full(self.source.experts, -1, np.int32)
+        self.pacer = Pacer(counters, division, self.source.checkpoint.config.layer_count)
         self._long = False  # the latest step was a long one
         self._lent = self._withheld = 0  # bytes of the device
         self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
@@ -66,11 +72,24 @@ class TieredExperts(ExpertStore):
 
     def expect(self, block: str, ids: NDArray[np.int64]) -> None:
         if isinstance(self.host, StreamedTier):
-            cache = self.pools[self.source.number(block)].placement.cache
-            absent = [
-                number for number in np.unique(ids).tolist() if self.source.key(block, number) not in cache
-            ]
-            self.host.store.expect(block, np.array(absent, np.int64))
+            absent = self._absent(self.source.number(block), np.unique(ids).tolist())
+            self.host.store.expect(block, absent)
+
+    def ahead(self, block: int, numbers: Sequence[int]) -> None:
+        """A block is likely to need these, the first ones most: some are brought while the link has nothing to do."""
+        host, (placement, slots, _, _) = self.host, self.pools[block]
+        if isinstance(host, StreamedTier):
+            host.store.guess(self.source.blocks[block], self._absent(block, numbers))
+        elif isinstance(host, MappedTier) and placement.gate.passes():
+            base, coming = block * self.source.experts, placement.ahead(block, numbers, AHEAD)
+            for number, slot in coming.items():
+                slots.bring(slot, host.expert(base + number))
+            self.counters.link_bytes += len(coming) * self.expert_bytes(block)
+
+    def _absent(self, block: int, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """Those that the device does not have."""
+        cache, base = self.pools[block].placement.cache, block * self.source.experts
+        return np.array([number for number in numbers if base + number not in cache], np.int64)
 
     def map(self) -> ExpertMap:
         heat = self.heat.now()
@@ -109,8 +128,7 @@ class TieredExperts(ExpertStore):
             self.host.forget(pool.placement.spared(block, sorted(slots)))
             with self.host.lend(block, sorted(slots), True, pool.slots.wait) as arrivals:
                 for some in arrivals:
-                    for number, expert in some.items():
-                        pool.slots.bring(slots[number], expert)
+                    pool.slots.bring_all([slots[number] for number in some], list(some.values()))
             self.counters.link_bytes += len(slots) * self.expert_bytes(block)
             pool.slots.wait()
 
@@ -123,6 +141,7 @@ class TieredExperts(ExpertStore):
         if self._long:
             for pool in self._each_pool():
                 pool.passing.forget()
+                pool.slots.wait()
                 pool.placement.begin_long()
                 pool.slots.resize(pool.placement.long_slots)
         return not self._long
@@ -196,6 +215,10 @@ class TieredLease(Lease, DividedLease):
         self._bytes = store.expert_bytes(block)
         self._name = store.source.blocks[block]
         self._asked: NDArray[np.int64] | None = None  # and not yet settled
+        blocks = store.source.blocks
+        self.guesses = (
+            store.recorder is None and block + 1 < len(blocks) and blocks[block + 1].startswith("blk.")
+        )
 
     def as_they_come(self) -> Iterator[ExpertTable]:
         raise NotImplementedError("experts of several tiers come by turns")
@@ -206,9 +229,10 @@ class TieredLease(Lease, DividedLease):
         placement, places = self.pool.placement, self.places
         if placement.passing:
             self.pool.passing.forget()
+        self.store.pacer.turn(self.block, len(ids))
         numbers = sorted(set(ids.ravel().tolist()))
         turn = placement.turn(self.block, numbers, len(ids))
-        self._asked = ids
+        self._asked = ids.copy()  # the next layer's will come to the same place
         places.fill(-1)
         base, slot_of = self._base, placement.slot_of
         for number in turn.here:
@@ -226,7 +250,15 @@ class TieredLease(Lease, DividedLease):
         except BaseException:
             placement.lost(self.block, list(coming))
             raise
-        self.slots.join()
+
+    def waited(self, idle: float, host: float, link: float) -> None:
+        counters = self.store.counters
+        counters.idle_seconds += idle
+        counters.host_stall_seconds += host
+        counters.link_stall_seconds += link
+
+    def ahead(self, ids: NDArray[np.int64]) -> None:
+        self.store.ahead(self.block + 1, ids.tolist())
 
     def settle(self) -> None:
         ids, self._asked = self._asked, None

@@ -19,6 +19,7 @@ from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division, Times
 from penstock.storage.tiers.experts import Pool, TieredExperts
 from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
+from penstock.storage.tiers.pace import note
 from penstock.storage.tiers.passing import Passing
 from penstock.storage.tiers.placement import Placement
 from penstock.storage.usage import Usage
@@ -100,7 +101,7 @@ class Tiers:
         if known is not None and known.tells:
             self.experts.preload(known.favourites())
         elif self.experts.host.cache is None:
-            blocks = range(source.checkpoint.config.layer_count)
+            blocks = range(len(source.checkpoint.layers))
             self.experts.preload([b * source.experts + e for e in range(source.experts) for b in blocks])
 
     def _pin(self) -> None:
@@ -147,6 +148,9 @@ class Tiers:
         return found
 
     def close(self) -> None:
+        pace = self.experts.pacer.pace
+        if pace is not None:
+            note(self.plan, self._backend.description, pace, self.experts.division.times)
         for pool in self.experts.pools:
             pool.slots.wait()
         for memory in self._pinned:

@@ -93,8 +93,7 @@ class Passing:
         slots = dict(zip(numbers, self._half(), strict=False))
         with self._host.lend(block, numbers, True, self._slots.wait) as arrivals:
             for some in arrivals:
-                for number, expert in some.items():
-                    self._slots.bring(slots[number], expert)
+                self._slots.bring_all([slots[number] for number in some], list(some.values()))
         return slots
 
     def _begin_next(self, block: int) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.storage.cache import Cache
+from penstock.storage.gate import Gate
 from penstock.storage.policies import Key, make_policy
 from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division
 
 HALVED_AFTER: Final = 64  # turns with as many uses as there are slots: then what was counted counts half
 SPARE: Final = 8  # slots that are free when a turn begins
+WORTH: Final = 0.25  # right ones of what was brought ahead, below which the link is better left alone
 LONG: Final = 32  # rows of a step, beyond which experts only pass through the device
 
 
@@ -78,6 +80,8 @@ class Placement:
         self._uses: dict[Key, int] = defaultdict(int)
         self._counted = 0
         self._unsettled: _Unsettled | None = None
+        self._ahead: dict[Key, int] = {}  # slots of experts that nobody has asked for yet
+        self.gate = Gate(WORTH)
         self._double: dict[Key, None] = {}  # are in the host's memory too, those that came first in front
 
     @property
@@ -89,7 +93,7 @@ class Placement:
         return self._long_slots
 
     def reserve(self, key: Key) -> int:
-        """A slot for an expert that is brought before anybody needs it."""
+        """A slot for an expert that is brought before anybody needs it, and stays."""
         self.settle()
         self._admit([key])
         self.slot_of[key] = self.free.pop()
@@ -105,6 +109,8 @@ class Placement:
         base, slot_of = block * self.experts, self.slot_of
         here: list[int] = []
         missing: list[int] = []
+        if self._ahead:
+            self._claim([base + number for number in numbers])
         for number in numbers:
             (here if base + number in slot_of else missing).append(number)
         host, bring, on_disk, admitted = list[int](), dict[int, int](), 0, False
@@ -131,11 +137,41 @@ class Placement:
         uses = self._uses
         return sorted(sorted(missing, key=lambda number: (uses[base + number], number))[:share])
 
+    def ahead(self, block: int, numbers: Sequence[int], most: int) -> dict[int, int]:
+        """Slots for those of these experts that the block's next turn is likely to miss, at most so many.  Until then
+        they belong to nobody; what is not needed after all leaves its slot when that turn is settled."""
+        base, found = block * self.experts, dict[int, int]()
+        for number in numbers:
+            if len(found) == most or not self.free or len(self._ahead) == SPARE:
+                break
+            key = base + number
+            if key not in self.slot_of and key not in self._ahead:
+                self._ahead[key] = found[number] = self.free.pop()
+        return found
+
+    def _claim(self, keys: Sequence[Key]) -> None:
+        """What was brought ahead and is needed now."""
+        for key in keys:
+            slot = self._ahead.pop(key, None)
+            if slot is not None:
+                self.slot_of[key] = slot
+                self.counters.ahead_right += 1
+                self.gate.judge(right=True)
+
+    def _leave_ahead(self, block: int) -> None:
+        """What was brought ahead for a block and not needed leaves its slot.  By the next turn it is there."""
+        for key in [key for key in self._ahead if key // self.experts == block]:
+            self.free.append(self._ahead.pop(key))
+            self.counters.ahead_wrong += 1
+            self.gate.judge(right=False)
+
     def settle(self) -> None:
         """The rest of a turn, which nobody has to wait for."""
         if self._unsettled is None:
             return
         (base, numbers, (here, bring, host), on_disk, admitted), self._unsettled = self._unsettled, None
+        if self._ahead:
+            self._leave_ahead(base // self.experts)
         if not admitted:
             self._admit([base + number for number in numbers if number not in host])
         self._both([base + number for number in bring])
@@ -248,7 +284,8 @@ class Placement:
         self._shrink(_capacity(slots))
 
     def _leave(self, slots: int) -> None:
-        """Only the first so many are used."""
+        """Only the first so many are used.  Nothing is on its way to any."""
+        self._ahead.clear()
         for key in [key for key, slot in self.slot_of.items() if slot >= slots]:
             self.cache.drop(key)
             self._gone(key)

@@ -24,7 +24,7 @@ from penstock.weights.tensor import TensorInfo
 
 MODE: Final = "tiers"
 PASSING: Final = 128  # slots that experts of a long step pass through, at least
-PASSING_SHARE: Final = 3  # of the slots of a long step, a third: two whole layers where there is room
+PASSING_SHARE: Final = 4  # of the slots of a long step, a quarter: two whole layers where there is room
 HOST_PROGRAM: Final = 2 << 30  # of the host: interpreter, the driver's libraries, what loading passes through
 
 

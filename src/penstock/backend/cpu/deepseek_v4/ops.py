@@ -275,6 +275,11 @@ class CpuOps(v4.Ops):
         out.array[...] = x.array[:, None]
         return out
 
+    def received(self, streams: NDArray[np.float32], batch: Batch) -> Callable[[], Buffer]:
+        del batch
+        buffer = Buffer(np.ascontiguousarray(streams))
+        return lambda: buffer
+
     # ── makers ────────────────────────────────────────────────────────────────────────────────────────────
 
     def attention(self, spec: v4.AttentionSpec, state: v4.AttentionState) -> CpuAttention:

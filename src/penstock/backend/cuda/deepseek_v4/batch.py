@@ -5,7 +5,7 @@ and do once more what it does.  Kernels take a few rows at a time, so ops launch
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from penstock.backend.cuda.memory import Workspace
 from penstock.backend.cuda.placed import vector
 from penstock.backend.cuda.states import CudaStates
 from penstock.backend.state import Step
+
+if TYPE_CHECKING:
+    from penstock.backend.cuda.deepseek_v4.experts import CudaRouter
 
 BUCKETS: Final = (1, 2, 3, 4, 8, 16, 32)  # rows that have a graph
 PINNED: Final = 4  # steps whose places may be on their way to the card
@@ -85,6 +88,7 @@ class StepMemory:
         self.live = 0  # rows of the step under way that are not padding
         self.later: Callable[[], None] | None = None  # what the host does while the card computes
         self._wanted: tuple[int, ...] = ()  # the rows that are there now
+        self.routers: list[CudaRouter] = []  # in the model's order
         self.mixes: list[torch.Tensor] = []  # matrices of the hyper-connections, in the model's order
         self._places: dict[int, tuple[Vector, Places]] = {}  # by identity of the frequencies
         self._turns: dict[int, list[MakeTurns]] = {}

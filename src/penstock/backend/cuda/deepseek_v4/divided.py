@@ -1,5 +1,6 @@
 """A layer's experts where the card has some of them, and the host's processors compute others at the same time."""
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,16 +10,16 @@ from penstock.backend.base import DividedLease
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, padded, run
 from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.exchange import Exchange, Receive, Send
-from penstock.backend.cuda.experts import Down, Up, up_forms
-from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, forms_of
-from penstock.backend.cuda.launch import cut
+from penstock.backend.cuda.experts import Down, Up, shared_comes_along, up_forms
+from penstock.backend.cuda.experts_many import ManyExperts, many_memory
+from penstock.backend.cuda.inputs import FEW, FLOATS, DigitVectors, Image, forms_of
+from penstock.backend.cuda.launch import Turn, take_turn
 from penstock.backend.cuda.placed import CudaExpert
 from penstock.backend.cuda.prefill_experts import Groups, combine
 from penstock.backend.cuda.prefill_products import MOST, HalfRows, Items, multiply, multiply_swiglu
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.slots import CudaExpertSlots
 from penstock.backend.device import HostBackend, HostShare
-from penstock.weights import types
 
 if TYPE_CHECKING:
     from penstock.backend.cuda.deepseek_v4.experts import CudaRouter
@@ -53,6 +54,8 @@ class Divided:
         )
         self._rows, routing, workspace = images[-1][1], router.spec, memory.workspace
         self._ahead = ahead
+        # With several rows the next layer would need more than the link brings meanwhile.
+        self._next = router.following if self._rows == 1 and lease.guesses else None
         shape = (self._rows, routing.count, router.gate.rows, spec.hidden)
         self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
         sent = self._exchange
@@ -62,7 +65,8 @@ class Divided:
         )
         self._before: list[Launch] = []
         self._meanwhile: list[Launch] = []  # what the host need not wait for
-        self._after: list[Launch] = [Receive(self._exchange)]
+        self._after: list[Launch] = [Receive(self._exchange, lease.slots.arrived)]
+        self._turn = Turn(self._answer, self._exchange.give_up, lease.at_hand)
         for a, b, image in images:
             self._add(a, b, image, lease.slots)
         out = workspace.take("experts", spec.hidden)[: self._rows]
@@ -71,22 +75,23 @@ class Divided:
     def _add(self, a: int, b: int, image: Image, slots: CudaExpertSlots) -> None:
         """Some rows."""
         spec, rows, shared, workspace = self._spec, b - a, self._shared, self._memory.workspace
-        router, routing, width = self._router, self._router.spec, slots.gate_up.rows
+        router, routing = self._router, self._router.spec
         logits = workspace.take("router logits", router.gate.rows)[a:b]
         tokens = self._memory.tokens[a:b] if router.table is not None else None
         chosen = Router(
             logits, routing.count, routing.scale, router.bias, router.table, tokens, routing.normalize
         )
-        acts = workspace.once(
-            ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
-        )
         out = workspace.take("experts", spec.hidden)[a:b]
+        gates, outputs, likely = [router.gate], [logits], None
+        if self._next is not None:
+            gates.append(self._next.gate)
+            outputs.append(workspace.take("next router logits", router.gate.rows)[a:b])
+            likely = Router(outputs[1], routing.count, routing.scale, self._next.bias)
         decide: list[Launch] = [
-            Dense([router.gate], image, [logits], rows),
-            Send(self._exchange, chosen, image, a),
+            Dense(gates, image, outputs, rows),
+            Send(self._exchange, chosen, image, a, b == self._rows, likely),
         ]
-        up = Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=self._exchange.places)
-        if {shared.gate_up.kind, shared.down.kind} == {types.Q8_0} and shared.gate_up.rows == width:
+        if shared_comes_along(shared.gate_up, shared.down, slots.gate_up):
             inner = workspace.once(
                 ("shared acts", a, rows, shared.gate_up.rows), lambda: DigitVectors(rows, shared.gate_up.rows)
             )
@@ -95,8 +100,7 @@ class Divided:
             )
             self._before += decide
             self._meanwhile.append(beside)
-            self._after.append(up)
-            self._after.append(Down(slots.down, chosen, acts, out, rows, shared.down, inner, self._ahead))
+            self._after += self._routed(slots, chosen, image, out, inner)
             return
         alone = workspace.take("shared expert", spec.hidden)[a:b]
         middle = workspace.take("shared inner", -(-shared.gate_up.rows // 8) * 8)[a:b, : shared.gate_up.rows]
@@ -105,29 +109,52 @@ class Divided:
             Dense([shared.gate_up], image, [middle], rows, limit=spec.shared_limit),
             Dense([shared.down], middle, [alone], rows),
         ]
-        self._after.append(up)
-        self._after.append(Down(slots.down, chosen, acts, out, rows))
-        self._after.append(Add(out, alone))
+        self._after += [*self._routed(slots, chosen, image, out, None), Add(out, alone)]
+
+    def _routed(
+        self, slots: CudaExpertSlots, chosen: Router, image: Image, out: torch.Tensor, inner: DigitVectors | None
+    ) -> list[Launch]:  # fmt: skip
+        """The experts that have a place; with `inner`, the shared expert's second half too."""
+        spec, rows, count, places = self._spec, image.rows, chosen.count, self._exchange.places
+        acts, parts = many_memory(self._memory.workspace, rows, count, spec.hidden, slots.gate_up.rows)
+        down = None if inner is None else self._shared.down
+        if rows > FEW:
+            beside = None if inner is None else (self._shared.down, inner)
+            return [
+                ManyExperts(
+                    slots.gate_up, slots.down, chosen, [image], acts, out, parts, spec.limit, beside, places,
+                    ahead=self._ahead,
+                )
+            ]  # fmt: skip
+        return [
+            Up(slots.gate_up, chosen, image, acts, rows, limit=spec.limit, places=places),
+            Down(slots.down, chosen, acts, out, rows, down, inner, self._ahead),
+        ]
 
     def run(self) -> None:
         run(self._before)
-        cut(self._exchange.sent)
         run(self._meanwhile)
-        cut(self._decide)
+        take_turn(self._turn)
         run(self._after)
 
-    def _decide(self) -> None:
-        exchange, live = self._exchange, self._memory.live
-        later, self._memory.later = self._memory.later, self._lease.settle
+    def _answer(self) -> None:
+        exchange, live, lease = self._exchange, self._memory.live, self._lease
+        later, self._memory.later = self._memory.later, lease.settle
         if later is not None:
             later()  # of the layer before
+        begin = time.perf_counter()
         exchange.wait()
+        idle = time.perf_counter() - begin
         rows = live if padded(live) == self._rows else self._rows
-        lease, out = self._lease, exchange.host_sum
+        out = exchange.host_sum
         computed = self._share.run(lease.turn(exchange.ids[:rows]), rows, lease.at_hand)
         if computed and rows < self._rows:
             out[rows:] = out[rows - 1]  # rows behind the last repeat it
-        exchange.answer(self._lease.places, computed)
+        assert isinstance(lease.slots, CudaExpertSlots)
+        exchange.answer(lease.places, computed, lease.slots.arrivals)
+        lease.waited(idle, *exchange.waits())
+        if self._next is not None:
+            lease.ahead(exchange.likely)
 
 
 def divided_forms(shared: CudaExpert, router: "CudaRouter", slots: CudaExpertSlots, rows: int) -> int:
@@ -150,9 +177,10 @@ def run_waves(
         begin, end = ends[first], ends[last]
         if begin == end:
             continue
-        places = torch.from_numpy(lease.places).to("cuda", dtype=torch.int64)
+        # By way of pinned memory: from any other the host would wait until the card has come here, and the link rest.
+        places = torch.from_numpy(lease.places).pin_memory().to("cuda", non_blocking=True)
         tiles = items.tiles[begin:end].clone()
-        tiles[:, 0] = places[tiles[:, 0].long()].int()
+        tiles[:, 0] = places[tiles[:, 0].long()]
         count = torch.full((1,), end - begin, dtype=torch.int32, device="cuda")
         multiply_swiglu(slots.gate_up, x, acts, limit, Items(tiles, count, items.gather))
         multiply([slots.down], acts, [terms], items=Items(tiles, count, None, items.factors))

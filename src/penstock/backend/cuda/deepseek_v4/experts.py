@@ -10,11 +10,12 @@ from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import DividedLease, ExpertLease
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.divided import Add, Divided, divided_forms, run_waves
-from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
+from penstock.backend.cuda.deepseek_v4.hyper import Images, SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense, slices_of
-from penstock.backend.cuda.experts import Down, Up, takes_along, up_forms
-from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, address, forms_of, input_bytes
+from penstock.backend.cuda.experts import Down, Up, shared_comes_along, takes_along, up_forms
+from penstock.backend.cuda.experts_many import ManyExperts, many_memory
+from penstock.backend.cuda.inputs import FEW, FLOATS, DigitVectors, Image, address, forms_of, input_bytes
 from penstock.backend.cuda.placed import CudaExpert, CudaExpertStack, CudaWeight, vector
 from penstock.backend.cuda.plain import PlainExperts, Route
 from penstock.backend.cuda.prefill_experts import Groups, run_experts
@@ -22,7 +23,6 @@ from penstock.backend.cuda.prefill_products import HalfRows, multiply, multiply_
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.slots import CudaExpertSlots
 from penstock.backend.device import HostBackend
-from penstock.weights import types
 
 
 class Routed(NamedTuple):
@@ -39,6 +39,17 @@ class CudaRouter(v4.Router):
         self.gate = spec.gate.packed()
         self.bias = None if spec.bias is None else vector(spec.bias)
         self.table = None if spec.table is None else torch.from_numpy(spec.table.astype(np.int32)).cuda()
+        self._number = len(memory.routers)
+        memory.routers.append(self)
+
+    @property
+    def following(self) -> "CudaRouter | None":
+        """The next layer's, if it can be guessed what it will choose."""
+        routers, number = self.memory.routers, self._number + 1
+        found = routers[number] if number < len(routers) else None
+        return (
+            found if found is not None and found.table is None and found.gate.kind is self.gate.kind else None
+        )
 
     def run(self, x: SublayerInput | HalfRows, batch: Batch) -> tuple[Routed, None]:
         del x  # the experts have it too
@@ -137,42 +148,46 @@ class CudaExperts(v4.Experts):
     def _make(
         self, size: int, x: SublayerInput, router: CudaRouter, stack: CudaExpertStack
     ) -> tuple[int, list[Launch]]:
-        spec, launches = self._spec, list[Launch]()
         kinds = [self._shared.gate_up.kind, router.gate.kind]
         rows = min(size, x.rows)
         routed = up_forms(stack.gate_up.kind, rows) if stack.gate_up is not None else FLOATS
-        for a, b, image in x.images(forms_of(kinds, rows) | routed, size):
-            out = self._memory.workspace.take("experts", spec.hidden)[a:b]
-            launches += (
-                self._fast(a, b, image, out, router, stack)
-                if stack.fast
-                else self._plain(a, b, image, out, router, stack)
-            )
-        return size, launches
+        images = x.images(forms_of(kinds, rows) | routed, size)
+        out = self._memory.workspace.take("experts", self._spec.hidden)
+        if not stack.fast:
+            return size, [
+                launch
+                for a, b, image in images
+                for launch in self._plain(a, b, image, out[a:b], router, stack)
+            ]
+        if x.rows > FEW:
+            return size, self._many(images, out[: x.rows], router, stack)
+        return size, [
+            launch for a, b, image in images for launch in self._few(a, b, image, out[a:b], router, stack)
+        ]
 
-    def _fast(
-        self, a: int, b: int, image: Image, out: torch.Tensor, router: CudaRouter, stack: CudaExpertStack
-    ) -> list[Launch]:  # fmt: skip
-        spec, rows, shared, workspace = self._spec, b - a, self._shared, self._memory.workspace
-        assert stack.gate_up is not None
-        assert stack.down is not None
-        routing, width = router.spec, stack.gate_up.rows
-        experts, gate, ahead = router.gate.rows, router.gate, self._memory.mix(self._next_mix)
-        along = takes_along(gate, shared.gate_up, shared.down, stack.gate_up, rows)
+    def _router(self, router: CudaRouter, a: int, b: int, parts: int = 0) -> Router:
+        """Of rows [a, b).  parts: of their logits, where they come in parts"""
+        workspace, spec, rows, experts = self._memory.workspace, router.spec, b - a, router.gate.rows
         logits = workspace.take("router logits", experts)[a:b]
-        if along:
-            parts = slices_of(gate)
+        if parts:
             logits = workspace.once(
                 ("parts of logits", a, parts, rows, experts),
                 lambda: torch.zeros(parts, rows, experts, device="cuda"),
             )
         tokens = self._memory.tokens[a:b] if router.table is not None else None
-        chosen = Router(
-            logits, routing.count, routing.scale, router.bias, router.table, tokens, routing.normalize
-        )
-        acts = workspace.once(
-            ("acts", rows, routing.count, width), lambda: DigitVectors(rows * routing.count, width, 64)
-        )
+        return Router(logits, spec.count, spec.scale, router.bias, router.table, tokens, spec.normalize)
+
+    def _few(
+        self, a: int, b: int, image: Image, out: torch.Tensor, router: CudaRouter, stack: CudaExpertStack
+    ) -> list[Launch]:  # fmt: skip
+        spec, rows, shared, workspace = self._spec, b - a, self._shared, self._memory.workspace
+        assert stack.gate_up is not None
+        assert stack.down is not None
+        count, width, gate = router.spec.count, stack.gate_up.rows, router.gate
+        ahead = self._memory.mix(self._next_mix)
+        along = takes_along(gate, shared.gate_up, shared.down, stack.gate_up, rows)
+        chosen = self._router(router, a, b, slices_of(gate) if along else 0)
+        acts = workspace.once(("acts", rows, count, width), lambda: DigitVectors(rows * count, width, 64))
         inner = workspace.once(
             ("shared acts", a, rows, shared.gate_up.rows), lambda: DigitVectors(rows, shared.gate_up.rows)
         )
@@ -180,10 +195,9 @@ class CudaExperts(v4.Experts):
         if along:
             up = Up(*given, gate, shared.gate_up, inner, spec.limit, spec.shared_limit)
             return [up, Down(stack.down, chosen, acts, out, rows, shared.down, inner, ahead)]
-        decide = Dense([gate], image, [logits], rows, late=True, stages=4)
+        decide = Dense([gate], image, [chosen.logits], rows, late=True, stages=4)
         up = Up(*given, limit=spec.limit)
-        kinds = {shared.gate_up.kind, shared.down.kind}
-        if kinds == {types.Q8_0} and shared.gate_up.rows == width:
+        if shared_comes_along(shared.gate_up, shared.down, stack.gate_up):
             beside = Dense(
                 [shared.gate_up], image, [inner.values], rows, digits=inner, limit=spec.shared_limit
             )
@@ -196,6 +210,39 @@ class CudaExperts(v4.Experts):
             Down(stack.down, chosen, acts, out, rows),
             Add(out, alone),
         ]
+
+    def _many(
+        self, images: Images, out: torch.Tensor, router: CudaRouter, stack: CudaExpertStack
+    ) -> list[Launch]:
+        """All rows of a step."""
+        spec, rows, shared, workspace = self._spec, len(out), self._shared, self._memory.workspace
+        assert stack.gate_up is not None
+        assert stack.down is not None
+        count, gate = router.spec.count, router.gate
+        chosen = self._router(router, 0, rows)
+        acts, parts = many_memory(workspace, rows, count, spec.hidden, stack.gate_up.rows)
+        launches: list[Launch] = []
+        meanwhile: list[Dense] = []
+        beside, alone, width = None, workspace.take("shared expert", spec.hidden)[:rows], shared.gate_up.rows
+        if shared_comes_along(shared.gate_up, shared.down, stack.gate_up):
+            inner = workspace.once(("shared acts", 0, rows, width), lambda: DigitVectors(rows, width))
+            beside = (shared.down, inner)
+        for a, b, image in images:
+            if beside is None:
+                launches += self._shared_alone(a, b, image, alone[a:b])
+            else:
+                part, limit = beside[1].part(a, b), spec.shared_limit
+                launches.append(
+                    Dense([shared.gate_up], image, [part.values], b - a, digits=part, limit=limit)
+                )
+            launches.append(Dense([gate], image, [chosen.logits[a:b]], b - a, stages=4))
+        launches.append(
+            ManyExperts(
+                stack.gate_up, stack.down, chosen, [image for _, _, image in images], acts, out, parts, spec.limit,
+                beside, meanwhile=meanwhile, ahead=self._memory.mix(self._next_mix),
+            )
+        )  # fmt: skip
+        return launches if beside else [*launches, Add(out, alone)]
 
     def _shared_alone(self, a: int, b: int, image: Image, out: torch.Tensor) -> list[Launch]:
         shared, rows = self._shared, b - a

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Backend, DeviceWeight
@@ -105,11 +107,32 @@ class CudaOps(v4.Ops):
             whole = self._memory.long.take("streams", rows, count, hidden)
             whole.copy_(x[:, None].expand(rows, count, hidden))
             return LongStreams(whole)
-        if rows not in self._streams:
-            self._streams[rows] = Streams(self._memory.workspace, "streams", rows, count, hidden)
-        streams = self._streams[rows]
+        streams = self._streams_of(rows, count, hidden)
         streams.begin().copy_(x[:, None].expand(rows, count, hidden))
         return streams
+
+    def received(self, streams: NDArray[np.float32], batch: Batch) -> Callable[[], Streams | LongStreams]:
+        found, (live, count, hidden) = torch.from_numpy(streams), streams.shape
+        with translated("streams of another stage"):
+            if isinstance(batch, LongBatch):
+                whole = self._memory.long.take("streams", live, count, hidden)
+                whole.copy_(found)
+                return lambda: LongStreams(whole)
+            place = self._streams_of(batch.rows, count, hidden)
+            first = place.begin()
+            first[:live].copy_(found)
+            first[live:].copy_(first[live - 1].expand(batch.rows - live, count, hidden))
+
+        def begun() -> Streams:
+            place.begin()
+            return place
+
+        return begun
+
+    def _streams_of(self, rows: int, count: int, hidden: int) -> Streams:
+        if rows not in self._streams:
+            self._streams[rows] = Streams(self._memory.workspace, "streams", rows, count, hidden)
+        return self._streams[rows]
 
     # ── makers ────────────────────────────────────────────────────────────────────────────────────────────
 

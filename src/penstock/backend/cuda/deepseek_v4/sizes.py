@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.backend.cuda.experts_many import parts_floats
 from penstock.backend.cuda.placed import experts_are_fast
 from penstock.backend.cuda.prefill_attention import DIM, INDEX_DIM, INDEX_HEADS
 from penstock.backend.cuda.prefill_hyper import MAX_HIDDEN, STREAMS
@@ -68,5 +69,5 @@ def _short_bytes(checkpoint: Checkpoint, rows: int) -> int:
     widest = max((c.compressed_width(layer, c.head_dim) for layer in c.layers if layer.ratio), default=0)
     floats += 4 * widest + 2 * c.index_heads * c.index_dim + c.index_topk + scored
     width = max(layer.expert_width for layer in c.layers)
-    floats += 4 * c.experts + 6 * (c.experts_used + 1) * width
+    floats += 4 * c.experts + 6 * (c.experts_used + 1) * width + parts_floats(c.hidden, width, c.experts_used)
     return 4 * (rows * floats + 32 * c.vocab_size) + (64 << 20)

@@ -8,7 +8,10 @@
 // for the one before it.  Partial sums wait in shared memory until the block has a few tiles of them: one barrier for all.
 #include "epilogue.cuh"
 
-constexpr int LOG_WARPS = 3, WARPS = 1 << LOG_WARPS;
+#ifndef DENSE_WARPS
+#define DENSE_WARPS 8
+#endif
+constexpr int WARPS = DENSE_WARPS, LOG_WARPS = WARPS == 16 ? 4 : 3;
 constexpr int SEGMENTS = 8;
 
 // Matrices that see the same inputs; their outputs may be anywhere.
@@ -32,10 +35,11 @@ struct Dense {
     const char* ahead;  // what the kernel behind this one will read first, so that it is nearer then; or null
     int ahead_bytes;
     int late;  // the next kernel may start only when the one before this has ended: it reads what that one wrote
+    int beside;  // the image is older than the kernel before, which runs at the same time
     float limit;
 };
 
-// A warp's place: the round-th time that its block takes 8 / slices tiles of a segment.
+// A warp's place: the round-th time that its block takes WARPS / slices tiles of a segment.
 struct Place {
     int segment, round, tile;
     bool valid;
@@ -160,7 +164,7 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
 }
 
 template <int SETS, int FORMATS, Source SOURCE>
-PS_DEVICE void dense(const Dense& p) {
+PS_DEVICE void products(const Dense& p) {
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int blocks = gridDim.x / p.groups, group = blockIdx.x / blocks;
@@ -193,7 +197,7 @@ PS_DEVICE void dense(const Dense& p) {
             if (p.late) let_next_start();
         });
     } else {
-        wait_for_previous();
+        if (!p.beside) wait_for_previous();
         if (p.late) let_next_start();
         if (threadIdx.x == 0) fetch_image(p.inputs, plan, x, group, image_bar);
         barrier_wait(image_bar, 0);
@@ -272,9 +276,11 @@ PS_DEVICE void dense(const Dense& p) {
         }
         if (use.segment < p.count) __syncthreads();
     }
+    if (p.beside) wait_for_previous();  // who waits for this kernel waits for that one too
 }
 
 #ifdef DENSE_FORMATS  // one mix of formats, one source of inputs: every other instruction would be in the way
-extern "C" __global__ void __launch_bounds__(256, 2) dense_4(const __grid_constant__ Dense p) { dense<1, DENSE_FORMATS, DENSE_SOURCE>(p); }
-extern "C" __global__ void __launch_bounds__(256, 1) dense_8(const __grid_constant__ Dense p) { dense<2, DENSE_FORMATS, DENSE_SOURCE>(p); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) dense(const __grid_constant__ Dense p) {
+    products<DENSE_SETS, DENSE_FORMATS, DENSE_SOURCE>(p);
+}
 #endif

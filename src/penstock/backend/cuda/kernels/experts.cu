@@ -1,8 +1,8 @@
-// A layer's experts for a few rows: gate and up with the activation, routed ones and the shared one, then down with the weighted sum.
+// A layer's experts for one row or two: gate and up with the activation, routed ones and the shared one, then down with the weighted sum.
 //
 // Floor, one row, q2 mix: gate and up 6 · 4.33 MB and the shared expert's 17.8 MB (9.6 µs at 4.5 TB/s), down 6 · 2.75 MB and 8.9 MB
-// (5.6 µs).  Rows are grouped by expert into jobs of up to four (routing.cuh): an expert's weights are read once and unpacked once for
-// all rows of a job, and rows that did not choose it cost nothing.
+// (5.6 µs).  Rows are grouped by expert into jobs (routing.cuh): an expert's weights are read once and unpacked once for all rows of a
+// job.  More rows: experts_many.cu.
 #include "epilogue.cuh"
 #include "routing.cuh"
 
@@ -15,20 +15,6 @@ PS_DEVICE int whole(int floats) { return (floats + 31) / 32 * 32; }  // as many 
 PS_DEVICE int log_slices_for(int cells, int most) {
     while (1 << most > cells) most--;
     return most;
-}
-
-template <class Source>
-PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, int lane, const Source& x, const float (&scale)[1],
-                               Sums<1>& sums) {
-    if (format == IQ2_XXS) {
-        Sums<1>* const one[1] = {&sums};
-        cells_iq2_xxs<1>(cell, 0, grid, lane, x, scale[0], one);
-    }
-    if (format == Q2_K) cell_q2_k<1>(cell, lane, x, scale, sums);
-    if (format == Q4_K) cell_q4_k<1>(cell, lane, x, scale, sums);
-    if (format == MXFP4) cell_mxfp4<1>(cell, lane, x, scale, sums);
-    if (format == Q8_0) cell_q8_0<1>(cell, lane, x, scale, sums);
-    if (format == Q6_K) cell_q6_k<1>(cell, lane, x, scale, sums);
 }
 
 // ── gate and up ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -64,7 +50,7 @@ struct Up {
 // do not meet, and nobody looks at the results.
 template <bool WITH_NEGATIVE>
 struct PlaneOf {
-    static constexpr bool NEGATIVE = WITH_NEGATIVE;
+    static constexpr bool NEGATIVE = WITH_NEGATIVE, HELD = false;
     const char* plane;
     int negated;
 
@@ -102,12 +88,12 @@ __device__ __noinline__ void finish_up(const Finish& f, const DigitOutput& out) 
     for (int k = 0; k < f.rows; k++) write_digits(out, f.vectors ? f.vectors[k] : k, cell, lane);
 }
 
-template <int FORMAT, bool NEGATIVE>
+template <int FORMAT>
 PS_DEVICE void up(const Up& p) {
     extern __shared__ __align__(128) char shared[];
     constexpr int WARPS = UP_WARPS, BYTES = cell_bytes(FORMAT), SHARED_BYTES = cell_bytes(Q8_0);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int job_rows = min(p.rows, JOB_ROWS), part = 2 * job_rows * 16;
+    const int part = 2 * p.rows * 16;
     u64* bars = reinterpret_cast<u64*>(shared);
     Choice& choice = *reinterpret_cast<Choice*>(shared + 1024);
     float* shared_red = reinterpret_cast<float*>(shared + 1024 + CHOICE);  // [tiles][slices][gate, up][rows][16]
@@ -303,7 +289,7 @@ PS_DEVICE void up(const Up& p) {
                 const char* stage = ring.wait();
 #pragma unroll 1
                 for (int k = 0; k < p.pack && c < end; k++, c++) {
-                    const PlaneOf<NEGATIVE> source(x, plan, column_row, c, lane);
+                    const PlaneOf<true> source(x, plan, column_row, c, lane);
                     const float scale[1] = {mine_row < 0 ? 0.0f : scales[c * 8 + mine_row]};
                     const char* cell = stage + k * BYTES;
                     if constexpr (FORMAT == IQ2_XXS) {
@@ -318,7 +304,7 @@ PS_DEVICE void up(const Up& p) {
                 refill();
             }
             float* mine = red + (kept * WARPS + warp) * part;
-            if (t < job_rows) {
+            if (t < p.rows) {
                 mine[t * 16 + g] = gate.v[0][0], mine[t * 16 + g + 8] = gate.v[0][1];
                 mine[part / 2 + t * 16 + g] = up.v[0][0], mine[part / 2 + t * 16 + g + 8] = up.v[0][1];
             }
@@ -351,12 +337,12 @@ struct Down {
     const float* shared_scales;
     float* out;                  // [rows, width]
     int tiles, cells, rows, width, count;  // count: experts of a row
-    int stages, stage_bytes, log_vectors;  // 1 << log_vectors: vectors of a warp on their way
+    int stages, stage_bytes;
     const char* ahead;                     // what the kernel behind this one will read first, so that it is nearer then; or null
     int ahead_bytes;
 };
 
-constexpr int LOG_DOWN_WARPS = 3, DOWN_WARPS = 1 << LOG_DOWN_WARPS;
+constexpr int LOG_DOWN_WARPS = 3, DOWN_WARPS = 1 << LOG_DOWN_WARPS, LOG_VECTORS = 3;  // vectors of a warp on their way
 
 // A warp's own ring of vectors: 256 columns of a row, both digits.
 struct Vectors {
@@ -392,7 +378,7 @@ struct Vectors {
 
 // The next `count` of them as a cell's inputs: lane 4 g + t has digit g % 2 of row g / 2.
 struct VectorInputs {
-    static constexpr bool NEGATIVE = false;
+    static constexpr bool NEGATIVE = false, HELD = false;
     const char* plane;
     bool there;
 
@@ -415,7 +401,7 @@ PS_DEVICE void down(const Down& p) {
     u64* bars = reinterpret_cast<u64*>(shared);
     Jobs& jobs = *reinterpret_cast<Jobs*>(shared + 1024);
     char* vectors_at = shared + 1024 + JOBS;
-    const int vector_bytes = (2 * CELL) << p.log_vectors;
+    const int vector_bytes = (2 * CELL) << LOG_VECTORS;
     float* red = reinterpret_cast<float*>(vectors_at + WARPS * vector_bytes);  // [2][warps][rows][16]
     float* all_factors = red + whole(2 * WARPS * part);
     float* factors = all_factors + warp * factors_of;
@@ -423,7 +409,7 @@ PS_DEVICE void down(const Down& p) {
     char* rings = grid + (FORMAT == IQ2_XXS ? GRID_BYTES : 0);
 
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
-    Vectors vectors(vectors_at + warp * vector_bytes, bars + 64 + (warp << p.log_vectors), p.log_vectors, lane);
+    Vectors vectors(vectors_at + warp * vector_bytes, bars + 64 + (warp << LOG_VECTORS), LOG_VECTORS, lane);
     const int steps = (p.tiles + together - 1) >> log_together, pack = p.stage_bytes / BYTES;
     // A step's pieces: the shared expert's cells one by one, then the jobs' first cells, their second ones …, `pack` to a stage.
     const int shared_n = p.shared_weights ? n : 0;
@@ -529,11 +515,8 @@ PS_DEVICE void down(const Down& p) {
 #pragma unroll 1
             for (int c = 0; c < shared_n; c++) {
                 const char* cell = ring.wait();
-#pragma unroll 1
-                for (int row = 0; row < p.rows; row += JOB_ROWS) {
-                    const int count = min(p.rows - row, JOB_ROWS), mine = t < count ? row + t : 0;
-                    add(count, mine, t < count ? factors[c * p.rows + mine] : 0.0f, cell, Constant<Q8_0>());
-                }
+                const int mine = t < p.rows ? t : 0;
+                add(p.rows, mine, t < p.rows ? factors[c * p.rows + mine] : 0.0f, cell, Constant<Q8_0>());
                 ring.release();
                 refill(true);
             }
@@ -568,8 +551,6 @@ PS_DEVICE void down(const Down& p) {
 }
 
 #ifdef EXPERT_FORMAT  // one format at a time: compiling all takes a while
-// few: with inputs negated, which many rows have no room for
-extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) experts_up_few(const __grid_constant__ Up p) { up<EXPERT_FORMAT, true>(p); }
-extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) experts_up_many(const __grid_constant__ Up p) { up<EXPERT_FORMAT, false>(p); }
+extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1) experts_up(const __grid_constant__ Up p) { up<EXPERT_FORMAT>(p); }
 extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 2) experts_down(const __grid_constant__ Down p) { down<EXPERT_FORMAT>(p); }
 #endif

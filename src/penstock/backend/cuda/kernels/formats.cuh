@@ -6,7 +6,7 @@
 //
 // Instructions for 512 weights (one 16 × 32 operand) in the machine code, against those that four schedulers can issue while memory
 // delivers the weights at 4.5 TB/s (132 SMs, 1.75 GHz): Q8_0 13 of 104, IQ2_XXS 30 of 26, the others in between.  Half of IQ2_XXS's are
-// logic and shifts, which run at half rate.
+// logic and shifts, which run at half rate.  Where inputs are in registers (`HELD`) it is 27.
 #pragma once
 
 #include "inputs.cuh"
@@ -45,6 +45,7 @@ struct Sums {
 template <int SETS>
 struct PlaneInputs {
     static constexpr bool NEGATIVE = SETS == 1;  // whether there is a negated copy: many rows have no room for one
+    static constexpr bool HELD = false;          // whether they are in registers
     const char* plane[SETS];  // this lane's, at the cell's first column
     int negated;              // from a plane to its negative
 
@@ -214,6 +215,44 @@ PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int 
     }
 }
 
+// The same for one cell and inputs in registers, where every instruction counts.  The grid lies at a multiple of 64 KB of shared memory,
+// entry e at 256 e, so that one permutation makes an address.
+constexpr int WIDE_GRID = 1 << 16;
+template <class Source>
+PS_DEVICE void cell_iq2_xxs(const char* cell, const char* grid, int lane, const Source& x, float scale, Sums<1>& sums) {
+    const int g = lane / 4;
+    const u32 copy = shared_address(grid) + lane % 16 * 8, two = hidden(2);
+    const uint4 index = load16(cell + lane * 16), signs = load16(cell + 512 + lane * 16);
+    const uint2 small = load8(cell + 1024 + g * 8);
+    const u32 d = load4(cell + 1088 + g * 4);
+    // Twice the scale and one, of rows g and g + 8: even steps, odd steps
+    const u32 factors[2][2] = {{(small.x & 0x0f0f0f0f) * two + 0x01010101, (small.x >> 4 & 0x0f0f0f0f) * two + 0x01010101},
+                               {(small.y & 0x0f0f0f0f) * two + 0x01010101, (small.y >> 4 & 0x0f0f0f0f) * two + 0x01010101}};
+    u32 bits[4] = {signs.x, signs.y, signs.z, signs.w};
+    const u32 pairs[4] = {index.x, index.y, index.z, index.w};
+    int total[4] = {};
+#pragma unroll
+    for (int order = 0; order < STEPS; order++) {  // steps 1, 0, 3, 2 …
+        const int i = order ^ 1;
+        const uint2 v0 = load_shared8(permute(pairs[i / 2], copy, i % 2 ? 0x7624 : 0x7604));
+        const uint2 v1 = load_shared8(permute(pairs[i / 2], copy, i % 2 ? 0x7634 : 0x7614));
+        u32 mask[4];
+#pragma unroll
+        for (int r = 3; r >= 0; r--) mask[r] = permute_signs(bits[i / 2], 0, 0xba98), bits[i / 2] *= two;
+        const u32 a[4] = {v0.x ^ mask[0], v1.x ^ mask[1], v0.y ^ mask[2], v1.y ^ mask[3]};
+        const int f0 = static_cast<int>(permute(factors[0][i % 2], 0, 0x4440 + i / 2));
+        const int f1 = static_cast<int>(permute(factors[1][i % 2], 0, 0x4440 + i / 2));
+        int c[4] = {};
+        mma_bytes(c, a, x.step(0, i));
+        mma_bytes(c, mask, x.negative(0, i));
+        total[0] += c[0] * f0, total[1] += c[1] * f0;
+        total[2] += c[2] * f1, total[3] += c[3] * f1;
+    }
+    const float d0 = low_half(d) * 0.125f, d1 = high_half(d) * 0.125f;
+    sums.v[0][0] = fmaf(fmaf(static_cast<float>(total[0]), 255.0f, static_cast<float>(total[1])) * d0, scale, sums.v[0][0]);
+    sums.v[0][1] = fmaf(fmaf(static_cast<float>(total[2]), 255.0f, static_cast<float>(total[3])) * d1, scale, sums.v[0][1]);
+}
+
 template <int SETS, class Source>
 PS_DEVICE void cell_q2_k(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
     const int g = lane / 4, t = lane % 4;
@@ -221,27 +260,34 @@ PS_DEVICE void cell_q2_k(const char* cell, int lane, const Source& x, const floa
     const u32 words[STEPS] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
     const uint4 small = load16(cell + 1024 + g * 32 + t / 2 * 16);
     const uint2 d = load8(cell + 1280 + g * 8);
-    // Scales are at most 15 and codes at most 3: their products are bytes, and the sums of a cell stay integers.
+    // Scales are at most 15 and codes at most 3: their products, and four times those, are bytes without a sign, and the sums of a cell
+    // stay integers.  Row g + 8 has them four times, which saves shifts.
     int c[SETS][4] = {}, m[SETS][4] = {};
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        const u32 b0 = (i < 4 ? small.x : small.y) >> i % 4 * 8, b1 = (i < 4 ? small.z : small.w) >> i % 4 * 8;
-        const u32 s0 = b0 & 15, s1 = b1 & 15, w = words[i];
-        const u32 a[4] = {(w & 0x03030303) * s0, (w >> 2 & 0x03030303) * s1, (w >> 4 & 0x03030303) * s0,
-                          (w >> 6 & 0x03030303) * s1};
-        const u32 m0 = (b0 >> 4 & 15) * 0x01010101, m1 = (b1 >> 4 & 15) * 0x01010101;
+        const u32 b0 = i < 4 ? small.x : small.y, b1 = i < 4 ? small.z : small.w, w = words[i], own = 0x4440 + i % 4, all = 0x1111 * (i % 4);
+        const u32 s0 = permute(b0 & 0x0f0f0f0f, 0, own), s1 = permute(b1 & 0x0f0f0f0f, 0, own), v = w >> 4;
+        const u32 a[4] = {(w & 0x03030303) * s0, (w & 0x0c0c0c0c) * s1, (v & 0x03030303) * s0, (v & 0x0c0c0c0c) * s1};
+        const u32 m0 = permute(b0 >> 4 & 0x0f0f0f0f, 0, all), m1 = permute(b1 >> 4 & 0x0f0f0f0f, 0, all);
         const u32 minimums[4] = {m0, m1, m0, m1};
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            const uint2 b = x.step(s, i);
-            mma_bytes(c[s], a, b);
-            mma_bytes(m[s], minimums, b);
+            mma_unsigned(c[s], a, x.step(s, i));
+            if constexpr (!Source::HELD) mma_bytes(m[s], minimums, x.step(s, i));
         }
+    }
+    if constexpr (Source::HELD) {  // sums of sixteen inputs, in two digits: step i of lane t is 4 (t % 2) …
+        const u32 m0 = (t % 2 ? small.y : small.x) >> 4 & 0x0f0f0f0f, m1 = (t % 2 ? small.w : small.z) >> 4 & 0x0f0f0f0f;
+        int high[4] = {};
+        mma_bytes_16(high, m0, m1, x.sums.x);
+        mma_bytes_16(m[0], m0, m1, x.sums.y);
+#pragma unroll
+        for (int k = 0; k < 4; k++) m[0][k] += high[k] * 128;
     }
 #pragma unroll
     for (int s = 0; s < SETS; s++) {
         const float a = low_half(d.x) * static_cast<float>(join(c[s][0], c[s][1]));
-        const float b = low_half(d.y) * static_cast<float>(join(c[s][2], c[s][3]));
+        const float b = low_half(d.y) * 0.25f * static_cast<float>(join(c[s][2], c[s][3]));
         const float v0 = fmaf(-high_half(d.x), static_cast<float>(join(m[s][0], m[s][1])), a);
         const float v1 = fmaf(-high_half(d.y), static_cast<float>(join(m[s][2], m[s][3])), b);
         sums.v[s][0] = fmaf(v0, scale[s], sums.v[s][0]);
@@ -321,6 +367,25 @@ PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const flo
 #pragma unroll
     for (int s = 0; s < SETS; s++)
         for (int h = 0; h < 2; h++) sums.v[s][h] = fmaf(v[s][h], scale[s], sums.v[s][h]);
+}
+
+// Of the formats that experts have.
+template <class Source>
+PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, int lane, const Source& x, const float (&scale)[1],
+                               Sums<1>& sums) {
+    if (format == IQ2_XXS) {
+        if constexpr (Source::HELD) {
+            cell_iq2_xxs(cell, grid, lane, x, scale[0], sums);
+        } else {
+            Sums<1>* const one[1] = {&sums};
+            cells_iq2_xxs<1>(cell, 0, grid, lane, x, scale[0], one);
+        }
+    }
+    if (format == Q2_K) cell_q2_k<1>(cell, lane, x, scale, sums);
+    if (format == Q4_K) cell_q4_k<1>(cell, lane, x, scale, sums);
+    if (format == MXFP4) cell_mxfp4<1>(cell, lane, x, scale, sums);
+    if (format == Q8_0) cell_q8_0<1>(cell, lane, x, scale, sums);
+    if (format == Q6_K) cell_q6_k<1>(cell, lane, x, scale, sums);
 }
 
 // F16: 128 columns

@@ -4,7 +4,10 @@
 
 #include "common.cuh"
 
-constexpr int MAX_ROWS = 8, MAX_COUNT = 8, MAX_PAIRS = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12, MAX_PARTS = 8;
+#ifndef ROUTED_ROWS
+#define ROUTED_ROWS 8
+#endif
+constexpr int MAX_ROWS = ROUTED_ROWS, MAX_COUNT = 8, MAX_PAIRS = MAX_ROWS * MAX_COUNT, MAX_PER_LANE = 12, MAX_PARTS = 8;
 
 struct Routing {
     const float* logits;  // [parts, rows, experts]: parts add up to logits
@@ -103,8 +106,9 @@ PS_DEVICE void jobs_of_one_row(const Routing& r, Choice& c, int lane) {
     if (lane == 0) c.jobs.count = c.jobs.pairs = __popc(firsts);
 }
 
-// All threads of a block, at least as many as experts.  scratch: two numbers for every row and expert, experts by 32.
-PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
+// All threads of a block, at least as many as experts: c.chosen and, for more than one row, c.rows_of; a barrier has to follow.
+// scratch: two numbers for every row and expert, experts by 32.
+PS_DEVICE void choose_experts(const Routing& r, int rows, Choice& c, float* scratch) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, i = threadIdx.x, all = rows * r.experts;
     const int padded = padded_experts(r);
     u32* keys = reinterpret_cast<u32*>(scratch + rows * padded);
@@ -167,23 +171,22 @@ PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
         c.chosen.weights[row][k] = (r.normalize ? __fdiv_rn(own, sum) : own) * r.scale;
         if (rows > 1) atomicOr(&c.rows_of[min(static_cast<u32>(ids[k]), MAX_EXPERTS - 1u)], 1u << row);
     }
-    if (rows == 1) {
-        __syncwarp();
-        if (warp == 0) jobs_of_one_row(r, c, lane);
-    }
-    __syncthreads();
-    if (rows == 1) return;
+}
+
+// The same threads, behind a barrier: c.rows_of and c.chosen → c.jobs.
+PS_DEVICE void make_jobs(const Routing& r, Choice& c) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, i = threadIdx.x;
     // An expert a thread: how many jobs and pairs are before its own, by bits that the warp counts.
     const u32 mine = i < r.experts ? c.rows_of[i] : 0, before = (1u << lane) - 1;
     const int pairs = __popc(mine), jobs = (pairs + JOB_ROWS - 1) / JOB_ROWS;
     u32 sums = 0, total = 0;  // jobs, and pairs in the upper half
 #pragma unroll
-    for (int bit = 0; bit < 4; bit++) {  // at most eight pairs
+    for (int bit = 0; bit < (MAX_ROWS > 15 ? 6 : 4); bit++) {  // a pair for every row
         const u32 has = __ballot_sync(ALL, pairs >> bit & 1);
         sums += __popc(has & before) << (16 + bit), total += __popc(has) << (16 + bit);
     }
 #pragma unroll
-    for (int bit = 0; bit < 2; bit++) {  // at most two jobs
+    for (int bit = 0; bit < (MAX_ROWS > 15 ? 4 : 2); bit++) {
         const u32 has = __ballot_sync(ALL, jobs >> bit & 1);
         sums += __popc(has & before) << bit, total += __popc(has) << bit;
     }
@@ -219,6 +222,17 @@ PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
         }
     }
     __syncthreads();
+}
+
+// All threads of a block, at least as many as experts.
+PS_DEVICE void choose(const Routing& r, int rows, Choice& c, float* scratch) {
+    choose_experts(r, rows, c, scratch);
+    if (rows == 1) {
+        __syncwarp();
+        if (threadIdx.x < WARP) jobs_of_one_row(r, c, threadIdx.x);
+    }
+    __syncthreads();
+    if (rows > 1) make_jobs(r, c);
 }
 
 // All threads of a block: of the jobs those remain whose expert has a place, which takes the expert's; their order stays.

@@ -28,6 +28,7 @@ function machineRow(now, before, seconds) {
       ? `layers ${now.layers.join(":")}`
       : "all layers";
   const notes = [];
+  if (now.device && now.device !== "cpu") notes.push(`on ${now.device}`);
   if (now.busy_seconds !== undefined) notes.push(`${percent(busy)} busy`);
   if (now.round_trip_seconds !== undefined) notes.push(`${short(1000 * now.round_trip_seconds)} ms away`);
   if (seconds && now.sent_bytes !== undefined) notes.push(`sends ${bytes(grown("sent_bytes") / seconds)}/s`);

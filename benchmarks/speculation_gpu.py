@@ -1,0 +1,100 @@
+"""Drafts on a GPU: `python -m benchmarks.speculation --gpu --synth /dev/shm/q2.gguf`.
+
+forced   greedy text of random weights at 2k of context; a drafter that knows it is right with the chance 0.8
+ngram    the same text, and what followed last time: random weights repeat themselves
+wrong    the same text, and a drafter that is never right
+random   sampled at a temperature at which nobody can guess
+
+Steps by their rows are measured first, without drafts being judged: what rows of one session cost.
+"""
+
+import statistics
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.forced_drafts import forced
+from benchmarks.gpu import aged, say
+from penstock import Engine, Sampling
+from penstock.engine.engine import RECORDED
+from penstock.weights.synth import plan_synth, write_synth
+
+CONTEXT: Final = 2048
+GREEDY: Final = Sampling(temperature=0.0, ignore_eos=True)
+TARGETS: Final = {"forced": 1.5, "ngram": 0.97, "wrong": 0.97, "random": 0.97}
+SAMPLINGS: Final = {"random": Sampling(temperature=50.0, seed=1, ignore_eos=True)}
+WIDTHS: Final = (1, 2, 3, 4, 5, 8)
+
+
+def widths(engine: Engine, repeats: int = 12) -> dict[int, float]:
+    """Milliseconds of a step by its rows, all of one session, until the host could judge them."""
+    found = {}
+    for rows in WIDTHS:
+        session, times = aged(engine, CONTEXT), []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            (logits,) = engine.stepper.advance([(session, [5] * rows, rows)])
+            generation = engine.generation(session, [], rows + 1, GREEDY)
+            assert logits is not None
+            generation.start(*logits)
+            for row in logits:
+                generation.next(row)
+            times.append(time.perf_counter() - begin)
+            session.rewind(rows)
+        found[rows] = round(1e3 * statistics.median(times[RECORDED + 1 :]), 3)
+    return found
+
+
+def answer(engine: Engine, sampling: Sampling, tokens: int) -> tuple[list[int], float]:
+    """What is said after the same past, and seconds per token."""
+    session, said = aged(engine, CONTEXT), list[int]()
+    begin = 0.0
+    for step in engine.generate([5], tokens, sampling, session):
+        said.append(step.token)
+        begin = begin or time.perf_counter()
+    return said, (time.perf_counter() - begin) / (len(said) - 1)
+
+
+def measure(engine: Engine, kind: str, tokens: int, rounds: int) -> dict[str, Any]:
+    sampling = SAMPLINGS.get(kind, GREEDY)
+    drafting = engine.new_speculation()
+    assert drafting is not None
+    engine.speculation = None
+    wanted, _ = answer(engine, sampling, tokens)
+    text = [*aged(engine, CONTEXT).tokens, 5, *wanted]
+    right = {"forced": 0.8, "wrong": 0.0}.get(kind)
+    spent: dict[str, list[float]] = {"off": [], "draft": []}
+    for number in range(rounds + 1):  # the first one teaches the gate
+        for name, speculation in (("off", None), ("draft", drafting)):
+            engine.speculation = speculation
+            with forced(text, right) if speculation and right is not None else nullcontext():
+                said, seconds = answer(engine, sampling, tokens)
+            assert said == wanted, f"{kind}, {name}: another text"
+            if number:
+                spent[name].append(seconds)
+    off, draft = (statistics.median(spent[name]) for name in ("off", "draft"))
+    stats = drafting.stats()
+    drafted, accepted = stats["drafted"]["ngram"], stats["accepted"]["ngram"]
+    return {
+        "text": kind,
+        "plain_tokens_per_second": round(1 / off, 1),
+        "tokens_per_second": round(1 / draft, 1),
+        "speedup": round(off / draft, 3),
+        "target": TARGETS[kind],
+        "right_by_place": [round(a / n, 2) for a, n in zip(accepted, drafted, strict=True) if n],
+        "drafted": drafted,
+        "steps_with_drafts": round(stats["steps_with_drafts"] / max(1, stats["steps"]), 2),
+        "gate_ms_by_rows": [round(1e3 * drafting.costs.at(rows), 2) for rows in (1, 2, 3, 4, 5)],
+        "gain_by_the_gate": round(stats["gain"], 3),
+    }
+
+
+def run(path: Path, *, layers: int | None, tokens: int, rounds: int, kinds: list[str]) -> None:
+    """Every line is JSON."""
+    if not path.exists():
+        write_synth(plan_synth(width="flash", layers=layers, mix="q2"), path)
+    with Engine(path, device="cuda", draft="ngram", context=2 * CONTEXT + tokens, sessions=4) as engine:
+        say("widths", ms_by_rows=widths(engine))
+        for kind in kinds:
+            say("drafts", **measure(engine, kind, tokens, rounds))

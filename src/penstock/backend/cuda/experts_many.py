@@ -1,0 +1,254 @@
+"""A layer's experts for 3 to 32 rows, as typed calls of kernels/experts_many.cu.
+
+Warps of few rows (experts.py) meet in shared memory to add up; here nobody waits for anybody, and sums go through the
+second-level cache.  Their order is the same, and so are a row's bits.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.backend.cuda.dense import Dense
+from penstock.backend.cuda.device import card
+from penstock.backend.cuda.inputs import (
+    DIGITS,
+    FLOAT,
+    INT,
+    VOID,
+    DigitVectors,
+    Image,
+    address,
+    input_bytes,
+)
+from penstock.backend.cuda.launch import Kernel, module
+from penstock.backend.cuda.layouts import CELL, LAYOUTS
+from penstock.backend.cuda.memory import Workspace
+from penstock.backend.cuda.routing import MANY, Router, RoutingArgument, jobs_dtype
+from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
+from penstock.weights import types
+from penstock.weights.types import WeightType
+
+_PIECES, _MAX_CELLS = 32, 32  # of experts_many.cu
+_SHARERS = 4  # warps with cells side by side, whose weights are copied together
+_ROUTE_THREADS = 12 * 32  # MAX_EXPERTS of routing.cuh
+_WIDE_GRID = 1 << 16  # the IQ2_XXS grid in shared memory, at a multiple of its size
+_BARRIERS, _RESERVED = 1024, 1024  # reserved: before a block's own shared memory
+# Warps of a multiprocessor (more have been slower), and tiles that are asked for at a time
+_SHAPES = {
+    types.IQ2_XXS: (16, 3),
+    types.Q2_K: (16, 3),
+    types.Q4_K: (16, 2),
+    types.MXFP4: (16, 2),
+    types.Q8_0: (16, 1),
+    types.Q6_K: (16, 1),
+}
+
+
+class _Route(ctypes.Structure):
+    _fields_ = (
+        ("routing", RoutingArgument), ("places", VOID), ("chosen", VOID), ("jobs", VOID), ("pairs", VOID),
+        ("counter", VOID), ("rows", INT),
+    )  # fmt: skip
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        ("weights", VOID), ("grid", VOID), ("jobs", VOID), ("digits", VOID * _PIECES), ("parts", VOID),
+        ("tiles", INT), ("cells", INT), ("room", INT), ("of_vectors", INT), ("log_piece", INT),
+        ("row_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT),
+    )  # fmt: skip
+
+
+class _Passes(ctypes.Structure):
+    _fields_ = (
+        ("shared", _Pass), ("routed", _Pass), ("stages", INT), ("stage_bytes", INT),
+        ("sharers", INT), ("old", INT),
+    )  # fmt: skip
+
+
+class _Activate(ctypes.Structure):
+    _fields_ = (
+        ("pairs", VOID), ("parts", VOID), ("scales", VOID * _PIECES), ("digits", VOID), ("digit_scales", VOID),
+        ("cells", INT), ("log_slices", INT), ("room", INT), ("tiles", INT), ("width", INT), ("count", INT),
+        ("log_piece", INT), ("limit", FLOAT),
+    )  # fmt: skip
+
+
+class _Sum(ctypes.Structure):
+    _fields_ = (
+        ("jobs", VOID), ("pairs", VOID), ("parts", VOID), ("scales", VOID), ("shared_parts", VOID),
+        ("shared_scales", VOID), ("out", VOID), ("cells", INT), ("log_slices", INT), ("room", INT),
+        ("tiles", INT), ("width", INT), ("rows", INT), ("count", INT), ("ahead", VOID), ("ahead_bytes", INT),
+    )  # fmt: skip
+
+
+def _floats(hidden: int, width: int) -> tuple[int, int]:
+    """What 256 columns each make of an expert's weights, for one row: of gate and up, of down."""
+    up = -(-hidden // CELL) * 2 * (-(-width // 16) * 16)
+    return up, -(-width // CELL) * (-(-hidden // 16) * 16)
+
+
+def parts_floats(hidden: int, width: int, count: int) -> int:
+    """Numbers that a row needs between the launches."""
+    up, down = _floats(hidden, width)
+    return count * max(up, down) + down
+
+
+def many_memory(
+    workspace: Workspace, rows: int, count: int, hidden: int, width: int
+) -> tuple[DigitVectors, torch.Tensor]:
+    """What `ManyExperts` needs: activations, and room between its launches."""
+    acts = workspace.once(("acts", rows, count, width), lambda: DigitVectors(rows * count, width, 64))
+    return acts, workspace.take("expert parts", parts_floats(hidden, width, count))[:rows].view(-1)
+
+
+@dataclass
+class _Launch:
+    kernel: Kernel
+    grid: int | tuple[int, ...]
+    threads: int
+    argument: ctypes.Structure
+
+    def launch(self, overlap: bool) -> None:
+        self.kernel.launch(self.grid, self.threads, (self.argument,), overlap)
+
+
+class ManyExperts:
+    """out [rows, hidden] = the routed experts' outputs, weighted, plus the shared expert's.
+
+    images      rows in pieces of the same size, but for the last, with digits
+    parts       float32, at least rows · `parts_floats`: nobody else's while this runs
+    shared      the shared expert's down, Q8_0, and its inputs: vectors: rows
+    places      int32 [experts], where each lies among the weights; −1: it is left out
+    meanwhile   products that need the images alone (`beside`): they run while experts are being chosen
+    ahead       what the next kernel reads that does not come from this one, to be brought nearer meanwhile
+    """
+
+    def __init__(
+        self, gate_up: Packed, down: Packed, router: Router, images: Sequence[Image], acts: DigitVectors,
+        out: torch.Tensor, parts: torch.Tensor, limit: float = 10.0,
+        shared: tuple[Packed, DigitVectors] | None = None, places: torch.Tensor | None = None,
+        meanwhile: Sequence[Dense] = (), ahead: torch.Tensor | None = None,
+    ):  # fmt: skip
+        rows, count, piece = sum(image.rows for image in images), router.count, images[0].rows
+        if len(images) > 1 and piece & (piece - 1):
+            raise ValueError(f"pieces of {piece} rows: not a power of two")
+        if not all(image.forms & DIGITS for image in images):
+            raise ValueError("experts want their inputs as digits")
+        if down.cells > _MAX_CELLS:
+            raise ValueError(f"experts of up to {_MAX_CELLS * CELL} rows, not {gate_up.rows}")
+        log_piece, room, jobs = (piece - 1).bit_length(), rows * count, address(router.jobs)
+        if parts.numel() < rows * parts_floats(down.rows, gate_up.rows, count):
+            raise ValueError(f"{parts.numel():,} numbers between launches are too few for {rows} rows")
+        shared_parts = parts[room * max(_floats(down.rows, gate_up.rows)) :]
+        self._launches: list[_Launch | Dense] = []
+        source = module("experts_many.cu")
+
+        pairs = torch.zeros(room, dtype=torch.int32, device="cuda")
+        route = _Route(
+            router.argument(), address(places), address(router.chosen), jobs, address(pairs),
+            address(router.counter), rows,
+        )  # fmt: skip
+        self._launches += [_Launch(source.kernel("experts_route"), rows, _ROUTE_THREADS, route), *meanwhile]
+
+        columns = images[0].columns
+        digits = [address(image.data) for image in images]
+        planes = (2 * (columns + 32), CELL, columns + 32)
+        routed = _pass(gate_up, 2 * gate_up.tiles, router.jobs, digits, parts, room, log_piece, planes)
+        self._passes(gate_up.kind, routed)
+
+        scales = [
+            address(image.data) + input_bytes(columns, image.rows, image.forms) - (columns // CELL + 1) * 32
+            for image in images
+        ]
+        activate = _Activate(
+            address(pairs), address(parts), _pointers(scales), address(acts.digits), address(acts.scales),
+            gate_up.cells, _log_slices(gate_up.cells), room, gate_up.tiles, gate_up.rows, count, log_piece, limit,
+        )  # fmt: skip
+        self._launches.append(
+            _Launch(source.kernel("experts_activate"), (acts.cells, room), 2 * CELL, activate)
+        )
+
+        planes, beside, all_rows, scales_too = (acts.cells * 2 * CELL, 2 * CELL, CELL), None, None, None
+        if shared is not None:
+            matrix, inner = shared
+            all_rows, scales_too = _jobs_of_all(rows), inner.scales
+            beside = _pass(
+                matrix, matrix.tiles, all_rows, [address(inner.digits)], shared_parts, rows, None, planes
+            )
+        routed = _pass(down, down.tiles, router.jobs, [address(acts.digits)], parts, room, None, planes)
+        self._passes(down.kind, routed, beside, old=True)
+
+        total = _Sum(
+            jobs, address(pairs), address(parts), address(acts.scales), address(shared_parts if shared else None),
+            address(scales_too), address(out), down.cells, _log_slices(down.cells),
+            room, down.tiles, down.rows, rows, count, address(ahead), 0 if ahead is None else ahead.nbytes,
+        )  # fmt: skip
+        self._launches.append(
+            _Launch(source.kernel("experts_sum"), (-(-down.rows // CELL), rows), CELL, total)
+        )
+        self._keep = (gate_up, down, router, images, acts, out, parts, pairs, all_rows, shared, places, ahead)
+
+    def _passes(
+        self, kind: WeightType, routed: _Pass, shared: _Pass | None = None, old: bool = False
+    ) -> None:
+        """old: whether the jobs, and all of `shared`, are older than the kernel before this one"""
+        warps, tiles = _SHAPES[kind]
+        options = [f"-DEXPERT_FORMAT={kind.name}", f"-DPASS_WARPS={warps}"]
+        source = module("experts_many.cu", *options, *(["-DWITH_SHARED"] if shared else []))
+        sharers = next(n for n in (_SHARERS, 2, 1) if routed.cells % n == 0)
+        stage = sharers * max(
+            tiles * LAYOUTS[kind].cell_bytes, LAYOUTS[types.Q8_0].cell_bytes if shared else 0
+        )
+        for stages in (3, 2, 1):
+            size = _shared_bytes(warps // sharers, stages * stage, kind is types.IQ2_XXS)
+            if size <= card().shared_limit:
+                break
+        passes = _Passes(shared or _Pass(), routed, stages, stage, sharers, old)
+        kernel = source.kernel("experts_pass", size)
+        self._launches.append(_Launch(kernel, card().multiprocessors, 32 * warps, passes))
+
+    def launch(self, overlap: bool = True) -> None:
+        for launch in self._launches:
+            launch.launch(overlap)
+
+
+def _pass(
+    weights: Packed, tiles: int, jobs: torch.Tensor, digits: Sequence[int], parts: torch.Tensor, room: int,
+    log_piece: int | None, apart: tuple[int, int, int],
+) -> _Pass:  # fmt: skip
+    """log_piece: None where inputs are vectors and not pieces of rows."""
+    return _Pass(
+        address(weights.data), address(iq2_xxs_grid()), address(jobs), _pointers(digits), address(parts), tiles,
+        weights.cells, room, int(log_piece is None), log_piece or 0, *apart,
+    )  # fmt: skip
+
+
+def _shared_bytes(rings: int, ring: int, grid: bool) -> int:
+    """Barriers, jobs, rings; the grid between them, where what is left before it is lost."""
+    before = _BARRIERS + -(-jobs_dtype(MANY).itemsize // 128) * 128
+    lost = (_WIDE_GRID - _RESERVED - before) % ring
+    return before + rings * ring + (_WIDE_GRID + lost if grid else 0)
+
+
+def _pointers(addresses: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (VOID * _PIECES)(*addresses)
+
+
+def _log_slices(cells: int) -> int:
+    """Of sums, as in experts.cu: eight, or fewer where there are fewer cells."""
+    return min(3, cells.bit_length() - 1)
+
+
+def _jobs_of_all(rows: int) -> torch.Tensor:
+    """All rows see expert 0: struct Jobs of routing.cuh."""
+    jobs = np.zeros(1, jobs_dtype(MANY))
+    firsts = range(0, rows, 4)
+    jobs["count"], jobs["pairs"], jobs["vector"][0, :rows] = len(firsts), rows, np.arange(rows)
+    for job, first in zip(jobs["job"][0], firsts, strict=False):
+        own = range(first, min(first + 4, rows))
+        job["rows"], job["first"], job["row"][: len(own)] = len(own), first, own
+    return torch.from_numpy(jobs.view(np.uint8)).cuda()
