@@ -114,9 +114,9 @@ def expect_here(
         costs = costs._replace(token=costs.token + costs.drafts)
     on_disk, usage, misses = disk is None, None, misses or Handling()
     if disk is None:
-        disk = read_speed(ExpertSource(checkpoint), backend, notes)
         if plan.mode == "direct":
             misses = handling(checkpoint, backend, notes)
+        disk = read_speed(ExpertSource(checkpoint), backend, notes)  # last, because it changes most
         if trace is None and plan.mode == "direct":
             config, model = checkpoint.config, checkpoint.fingerprint()
             known = recall_usage(model, config.layer_count, config.experts) if learned else None
