@@ -133,8 +133,7 @@ def measured(engine: Engine, repeat: int) -> dict[str, float]:
 def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -> dict[str, float]:
     """So many processes at the same time that know nothing of each other: their tokens together."""
     command = [sys.executable, "-m", "benchmarks.cluster", "--model", str(model), "--alone"]
-    if "device" in where:  # all of it: one process need not share
-        command += ["--device", where["device"]]
+    command += ["--device", where["device"]]  # all of its memory: one process need not share
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     running = [
         subprocess.Popen(
@@ -209,7 +208,7 @@ def main() -> int:
     parser.add_argument("--boundary", default="bf16", choices=("bf16", "f32"))
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", default=",".join(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--device", help="of both processes (default: the CPU)")
+    parser.add_argument("--device", default="cpu", help="of both processes")
     parser.add_argument("--vram", help="of the device's memory, for each of two stages")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

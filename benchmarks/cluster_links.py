@@ -82,7 +82,14 @@ def message_seconds(rows: int, width: int = 4 * 4096) -> float:
 
 def head(model: Path, listen: str, repeat: int) -> None:
     """The first stage, which measures; the worker is somebody else's."""
-    options: dict[str, Any] = {"threads": 1, "memory": None, "learn": "off", "context": 512, "sessions": 2}
+    options: dict[str, Any] = {
+        "threads": 1,
+        "memory": None,
+        "learn": "off",
+        "context": 512,
+        "sessions": 2,
+        "device": "cpu",
+    }
     with Engine(model, cluster=listen, stages=2, layers="0:2", **options) as engine:
         decode(engine)
         found = {
@@ -98,7 +105,7 @@ def measured(
     """here, there: how commands on either host begin."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     command = [*there, sys.executable, "-m", "penstock", "worker", "-m", str(model), "--join", address]
-    flags = ["--threads", "1", "--memory", "none", "--once"]
+    flags = ["--device", "cpu", "--threads", "1", "--memory", "none", "--once"]
     with subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.DEVNULL) as worker:
         try:
             own = [*here, sys.executable, "-m", "benchmarks.cluster_links", "--head", address]

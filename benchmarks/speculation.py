@@ -63,12 +63,12 @@ def sampling(kind: str) -> Sampling:
     return Sampling(temperature=0.0)
 
 
-def prompts(engine: Engine, kind: str) -> list[list[int]]:
+def prompts(engine: Engine, kind: str, problems: int = PROBLEMS) -> list[list[int]]:
     driver = ChatDriver(engine)
     if kind != "tools":
         return [driver.reply(question(text)).prompt.ids for text in ASKED[kind]]
     found, chance = [], Random(3)
-    for skill in ("tools", "json") * PROBLEMS:
+    for skill in ("tools", "json") * problems:
         asked = driver.reply(problem(skill, chance, thinking=Thinking.OFF).conversation).prompt.ids
         said = [step.token for step in engine.generate(asked, 200, sampling(kind))]
         found.append([*asked, *said, *asked])

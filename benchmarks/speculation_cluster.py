@@ -35,15 +35,14 @@ def head(model: Path, listen: str, kinds: list[str], tokens: int, rounds: int) -
     with Engine(model, cluster=listen, stages=2, layers="0:2", draft="auto", **options) as engine:
         for kind in kinds:
             engine.speculation = None
-            asked = prompts(engine, kind)
+            asked = prompts(engine, kind, problems=1)[:2]
             spent: dict[str, list[float]] = {"off": [], "auto": []}
             drafting = engine.new_speculation()
             for number in range(rounds + 1):  # the first one teaches the gate
                 texts = []
                 for name, speculation in (("off", None), ("auto", drafting)):
                     engine.speculation = speculation
-                    if speculation is None:
-                        engine.runner.keep_up(False)
+                    engine.runner.keep_up(speculation is not None)
                     text, seconds = generate(engine, kind, asked, tokens)
                     texts.append(text)
                     if number:

@@ -4,8 +4,8 @@
 
 A narrow model with random weights and 256 experts a layer answers on the CPU, and what it chose goes through the
 slots of a device three times: as it was; with tokens in another order, which leaves only that some experts are chosen
-more often; and with as many experts chosen at random.  Then, by layer: the share of a token's experts that the next one
-has too, and that of all uses which the most used experts have, as many as there are slots.
+more often; and with as many experts chosen at random.  Then, by layer: the share of a token's experts that the next
+one has too, and that of all uses which the most used experts have, as many as there are slots.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,9 @@ from penstock.storage.trace import read_trace
 from penstock.weights.synth import SynthPlan, write_synth
 from penstock.weights.widths import FLASH, Width
 
-TIMES = Times(143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6)  # of an expert, an H200 beside sixteen cores
+TIMES = Times(
+    143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6
+)  # of an expert, an H200 beside sixteen cores
 Turn = tuple[int, list[int]]  # a layer, and the experts that it needs
 
 
@@ -46,8 +49,12 @@ def record(layers: int, tokens: int, folder: Path) -> tuple[list[Turn], int]:
             pass
     found = read_trace(trace)
     experts, bounds = found.header.experts, found.starts
-    turns = zip(found.blocks.tolist(), found.rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    return [(block, (found.keys[a:b] % experts).tolist()) for block, rows, a, b in turns if rows == 1], experts
+    turns = zip(
+        found.blocks.tolist(), found.rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
+    )
+    return [
+        (block, (found.keys[a:b] % experts).tolist()) for block, rows, a, b in turns if rows == 1
+    ], experts
 
 
 def hit_rate(turns: Iterable[Turn], slots: int, experts: int) -> float:
@@ -86,9 +93,11 @@ def main() -> None:
         uses = np.zeros(experts)
         for each in sets:
             uses[list(each)] += 1
-        again = np.mean([len(one & other) / used for one, other in zip(sets, sets[1:], strict=False)])
+        again = np.mean([len(one & other) / used for one, other in pairwise(sets)])
         most = np.sort(uses)[::-1][: int(experts * chosen.share)].sum() / uses.sum()
-        print(json.dumps({"layer": layer, "again": round(float(again), 3), "most_used": round(float(most), 3)}))
+        print(
+            json.dumps({"layer": layer, "again": round(float(again), 3), "most_used": round(float(most), 3)})
+        )
 
 
 if __name__ == "__main__":

@@ -58,7 +58,14 @@ GIB = 1 << 30
 CONTEXT = 16384
 SAMPLING = Sampling(temperature=1.0, seed=1, ignore_eos=True)
 WARM, TOKENS = 12, 40
-COUNTED = ("device_hits", "copied", "on_host", "disk_reads", "ahead_right", "ahead_wrong")  # experts of a token
+COUNTED = (
+    "device_hits",
+    "copied",
+    "on_host",
+    "disk_reads",
+    "ahead_right",
+    "ahead_wrong",
+)  # experts of a token
 KNOWN = ("24", "12", "alone", "2k", "8k", "disk", "parts")
 
 

@@ -184,7 +184,10 @@ def test_a_worker_whose_memory_is_too_small_says_so() -> None:
     worker = Hired(pocket_path(), port, memory="8MiB")
     worker.wait()
     assert "cannot run here: memory is 8" in str(worker.failure)
+    better = Hired(pocket_path(), port)  # the head has gone on
+    engine.load()
     engine.close()
+    better.wait()
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:99999", "host:x"])

@@ -71,6 +71,16 @@ def test_requests_together_get_the_answers_they_get_alone(whole: Engine, staged:
         assert client.tokens == alone(whole, client)
 
 
+def test_a_trial_ends_where_nobody_can_guess(staged: Engine) -> None:
+    """No token that is drawn is the likeliest, so that the last stage never has a guess after it."""
+    staged.speculation = staged.new_speculation()
+    assert staged.speculation is not None
+    unlike = penstock.Sampling(temperature=50, seed=1, ignore_eos=True)
+    list(staged.generate([5, 6, 7], 40, unlike))
+    assert staged.speculation.records["mtp"].trying == 0
+    assert staged.runner.draft_seconds == 0.0
+
+
 def test_nobody_guesses_where_nobody_asks(staged: Engine) -> None:
     staged.runner.keep_up(False)
     session = staged.session()

@@ -39,7 +39,7 @@ def test_the_signature_lists_every_option() -> None:
         ({"device": "cuda:x"}, "device is 'cuda:x', expected one of auto, cpu, cuda, cuda:N"),
         ({"device": "cuda:1"}, "device is 'cuda:1': this machine has no NVIDIA GPU that programs may use"),
         ({"vram": "8GiB"}, "vram is 8589934592, but the model runs on the CPU: no GPU is used"),
-        ({"draft": True}, "draft is True, expected one of auto, off, mtp, ngram"),
+        ({"draft": True}, "draft is True, expected one of auto, off, mtp, dspark, ngram"),
         ({"draft": "ngram", "mtp": "m.gguf"}, "mtp is 'm.gguf', but draft is 'ngram'"),
         ({"draft": "mtp"}, "has no MTP block; mtp names a file with one"),
         ({"draft": "off", "mtp": "m.gguf"}, "mtp is 'm.gguf', but draft is 'off'"),

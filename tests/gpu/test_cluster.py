@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ pytest.importorskip("cryptography")
 
 import penstock
 from penstock import Engine
+from penstock.cluster.machines import Machines
 from penstock.engine.scheduler import Scheduler
 from penstock.pocket import pocket_path
 from tests.engine.clients import Client, finish
@@ -43,12 +45,19 @@ def staged(head: str, worker: str, boundary: str) -> Iterator[Engine]:
     command = [sys.executable, "-m", "penstock", "worker", "--join", join, "--once", *on(worker)]
     environment = {**os.environ, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
     with subprocess.Popen([*command, "--threads", "4"], env=environment) as other:
+        threading.Thread(target=_close_with, args=(other, engine.machines), daemon=True).start()
         try:
             engine.load()
             yield engine
         finally:
             engine.close()
             assert other.wait(60) == 0
+
+
+def _close_with(worker: subprocess.Popen[bytes], machines: Machines) -> None:
+    """A worker that could not begin is not waited for."""
+    worker.wait()
+    machines.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.forced_drafts import forced
 from penstock import Engine
+from penstock.chat.driver import ChatDriver
+from penstock.chat.messages import question
 from penstock.engine import speculation
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
@@ -15,6 +17,7 @@ from penstock.pocket import pocket_path
 from tests.engine.clients import Client, alone, finish
 
 TOKENS = 80
+GREEDY = Sampling(temperature=0, ignore_eos=True)
 
 
 def ids(count: int, seed: int = 1) -> list[int]:
@@ -77,15 +80,13 @@ def test_text_and_session_are_the_same(
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize("draft", ["ngram", "mtp", "auto"])
 def test_text_with_real_drafters(plain: Engine, draft: str) -> None:
-    asked = plain.tokenizer.encode("Count from one to ten. Count from one to ten. Count")
-    wanted = [step.token for step in plain.generate(asked, TOKENS, Sampling(temperature=0, ignore_eos=True))]
+    """A question that was answered before: the answer is the same once more."""
+    once = ChatDriver(plain).reply(question("Tell me a story about a fox.")).prompt.ids
+    asked = [*once, *(step.token for step in plain.generate(once, TOKENS, GREEDY)), *once]
+    wanted = [step.token for step in plain.generate(asked, TOKENS, GREEDY)]
     with open_pocket(draft) as engine:
-        found = [
-            step.token for step in engine.generate(asked, TOKENS, Sampling(temperature=0, ignore_eos=True))
-        ]
-        assert found == wanted
-        stats = engine.stats()["draft"]
-        assert stats["steps_with_drafts"] > 0
+        assert [step.token for step in engine.generate(asked, TOKENS, GREEDY)] == wanted
+        assert engine.stats()["draft"]["steps_with_drafts"] > 0
 
 
 @pytest.mark.usefixtures("deep")

@@ -1,15 +1,17 @@
 """Experts that come and go on the card: the same answers as with all of them there, whoever computes them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from penstock import Engine
+from penstock.backend.base import HostExpert
 from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import CudaExpertStack
@@ -23,8 +25,9 @@ from penstock.storage.tiers.division import Times
 from penstock.storage.tiers.host import on_host
 from penstock.storage.tiers.placement import Placement
 from penstock.storage.tiers.plan import plan_for_tiers
+from penstock.weights import types
 from penstock.weights.opening import open_checkpoint
-from penstock.weights.tensor import Weight
+from penstock.weights.tensor import TensorInfo, Weight
 from tests.gpu.test_long_steps import LENGTH, Logits, errors, fed, ids, narrow
 
 FEWEST = 41  # slots: two halves of 16 for experts that pass, one besides, and eight that are free
@@ -106,6 +109,42 @@ def test_an_expert_that_is_brought_lies_as_one_that_is_loaded(path: Path, togeth
         assert torch.equal(mine, stack.gate_up.data[number * pair : (number + 1) * pair])
         mine = slots.down.data[slot * single : (slot + 1) * single]
         assert torch.equal(mine, stack.down.data[number * single : (number + 1) * single])
+
+
+class StoredExpert(HostExpert):
+    """One that lies in arrays."""
+
+    def __init__(self, arrays: Sequence[NDArray[np.uint8]]):
+        self.arrays = arrays
+
+    @property
+    def parts(self) -> list[int]:
+        return [array.ctypes.data for array in self.arrays]
+
+
+def test_fp4_whose_scales_lie_apart_is_brought_as_it_is_loaded() -> None:
+    rng, experts, nowhere = np.random.default_rng(0), 5, cast(Any, None)
+    shapes = ((96, 512), (96, 512), (512, 96))
+    infos = []
+    for rows, columns in shapes:
+        apart = TensorInfo("s", types.E8M0, (rows, columns // 32), nowhere, 0, rows * columns // 32)
+        infos.append(TensorInfo("w", types.FP4_E2M1, (rows, columns), nowhere, 0, rows * columns // 2, apart))
+    stack, slots = CudaExpertStack([infos] * experts, 6), CudaExpertSlots(infos, experts, device_pages(0))
+    stored = []
+    for number in range(experts):
+        raws = [rng.integers(0, 256, info.nbytes, np.uint8) for info in infos]
+        scales = [rng.integers(100, 130, info.nbytes // 16, np.uint8) for info in infos]
+        for part, (info, raw, scale) in enumerate(zip(infos, raws, scales, strict=True)):
+            stack.place(part, number, info, raw, scale)
+        stored.append(StoredExpert([*raws, *scales]))
+    slots.bring_all(list(range(experts)), stored)
+    slots.join()
+    torch.cuda.synchronize()
+    assert stack.gate_up is not None
+    assert stack.down is not None
+    pair, single = slot_sizes(infos)
+    assert torch.equal(slots.gate_up.data[: experts * pair], stack.gate_up.data)
+    assert torch.equal(slots.down.data[: experts * single], stack.down.data)
 
 
 def test_short_steps_are_those_of_a_card_with_all_experts(tiered: Open, whole: Engine) -> None:
@@ -200,9 +239,10 @@ def test_the_card_does_not_wait_for_a_host_that_has_given_up(
                 raise KeyboardInterrupt
             return real(placement, *given)
 
-        with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as context:
             context.setattr(Placement, "turn", interrupted)
-            session.feed([9])
+            with pytest.raises(KeyboardInterrupt):
+                session.feed([9])
         other = engine.session()
         other.feed(ids(40, seed=4))
         np.testing.assert_array_equal(other.feed([9]), wanted)

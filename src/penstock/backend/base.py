@@ -61,7 +61,7 @@ class HostExpert(DeviceExpert):
     @property
     @abstractmethod
     def parts(self) -> Sequence[int]:
-        """Where gate, up and down lie now, in their stored type."""
+        """Where gate, up and down lie now, in their stored type; then their scales, if these lie apart."""
 
 
 class ExpertTable(ABC):

@@ -98,6 +98,9 @@ class AttentionSpec:
     groups: int
     frequencies: Vector  # [rope pairs]: angle per position
     eps: float
+    # Not 0: up to so many rows of one sequence see the window before them and each other, whichever comes first, and
+    # leave the window as it is; `fill_window` alone fills it.
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,27 @@ class JoinSpec:
     streams: int
     hidden: int
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesSpec:
+    """What a DSpark module sees of the trunk: outputs of some layers, each the mean over its streams, side by side
+    and projected, then normed."""
+
+    projection: DeviceWeight  # [hidden, layers · hidden]
+    norm: Vector  # [hidden]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovSpec:
+    """How a DSpark module chooses tokens one after another: each adds to the logits of the next, and together with
+    the folded streams tells how likely that is right."""
+
+    previous: DeviceWeight  # [vocab, rank]
+    following: DeviceWeight  # [vocab, rank]
+    confidence: Vector  # [hidden + rank]
+    fold: HeadSpec  # of the streams; its norm is not used
 
 
 # ── ops ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,6 +253,23 @@ class Join(ABC):
         """streams [rows, n, hidden], embedded [rows, hidden] → [rows, n, hidden]"""
 
 
+class Features(ABC):
+    @abstractmethod
+    def take(self, number: int, streams: Array) -> None:
+        """The output of the layer with this number among those that are looked at."""
+
+    @abstractmethod
+    def run(self, rows: int) -> Array:
+        """Of all that was taken: x [rows, hidden]"""
+
+
+class MarkovHead(ABC):
+    @abstractmethod
+    def run(self, streams: Array, logits: Logits, token: int, least: float) -> list[tuple[int, float]]:
+        """streams [rows, n, hidden], logits [rows, vocab], which are changed → the token of each row with its chance
+        to be right, after `token` and each other, until all together are less likely than `least`"""
+
+
 class Ops(ABC):
     """Makes the ops of a model's blocks, and what they share in a step.
 
@@ -246,10 +287,11 @@ class Ops(ABC):
         """Working memory of a step with so many rows, its results and what it stages included."""
 
     @abstractmethod
-    def begin(self, step: Step, blocks: range, settled: bool = False) -> Any:
+    def begin(self, step: Step, blocks: range, settled: bool = False, since: int = 0) -> Any:
         """The batch that ops of these blocks share in a step: blocks are numbered as their attention was made.  The
         blocks' states are made ready for the step's rows.  settled: the sequences have read these tokens already,
-        so that their rows count at once."""
+        so that their rows count at once.  since: the position from which on windows of `AttentionSpec.block` have
+        rows"""
 
     @abstractmethod
     def repeat(self, batch: Any, work: Callable[[Progress | None], T], progress: Progress | None = None) -> T:
@@ -288,6 +330,14 @@ class Ops(ABC):
 
     @abstractmethod
     def join(self, spec: JoinSpec) -> Join: ...
+
+    def features(self, spec: FeaturesSpec) -> Features:
+        """Where DSpark modules can be run."""
+        raise NotImplementedError
+
+    def markov_head(self, spec: MarkovSpec) -> MarkovHead:
+        """Likewise."""
+        raise NotImplementedError
 
     @abstractmethod
     def keep_streams(self, series: int, streams: Array, batch: Any) -> None:

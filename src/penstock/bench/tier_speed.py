@@ -15,8 +15,8 @@ from penstock.storage.tiers.pace import Pace, noted
 from penstock.storage.tiers.placement import SPARE
 from penstock.weights.checkpoint import Checkpoint
 
-# Until a run has measured it on this machine: of a device's bandwidth, what a token's many kernels reach; and seconds of
-# a layer in which device and host only hand over to each other.
+# Until a run has measured it on this machine: of a device's bandwidth, what a token's many kernels reach; and seconds
+# of a layer in which device and host only hand over to each other.
 READ: Final = 0.45
 TURN: Final = 70e-6
 

@@ -23,6 +23,7 @@ from penstock.engine.constraint import KEPT_TEXT, Constraint, Constraints
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.steps import Step
+from penstock.weights.checkpoint import DSPARK
 
 if TYPE_CHECKING:  # the database is for those who have one
     from penstock.chat.replay import Replay
@@ -38,7 +39,7 @@ def format_of(engine: Engine) -> ChatFormat:
         part for part in checkpoint.path.resolve().parts if part.startswith("models--")
     ]  # a hub's cache
     names += [str(value) for key, value in checkpoint.metadata.items() if key.startswith("general.")]
-    has_dspark = "mtp.0.main_proj.weight" in {*checkpoint.index, *checkpoint.unused}
+    has_dspark = DSPARK in checkpoint.index or DSPARK in checkpoint.unused
     template = str(checkpoint.metadata.get("tokenizer.chat_template", ""))
     return DeepSeekV4Format(encoding_of(names, template, has_dspark))
 

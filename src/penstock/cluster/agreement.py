@@ -93,7 +93,7 @@ def hello(
         penstock.__version__,
         socket.gethostname(),
         asdict(described),
-        checkpoint.has_mtp,
+        checkpoint.has_draft,
         None if layers is None else [layers.start, layers.stop],
         None if loaded is None else [loaded.start, loaded.stop],
         memory,

@@ -156,7 +156,7 @@ class Head:
         if message.kind != "hello":
             raise ClusterError(f"{control.there}: {message.kind!r:.40}, expected a greeting")
         said = Hello.read(message.fields)
-        check(self._described, self.checkpoint.has_mtp, said)
+        check(self._described, self.checkpoint.has_draft, said)
         member = Member(control, said)
         if self._closed:
             raise ClusterError("the head is about to end")
@@ -236,7 +236,7 @@ class Head:
                     self._changed.wait(1.0)
                     continue
                 members = sorted(self.members, key=lambda m: m.layers.start)
-                self.members = members
+                self.members = list(members)  # who is lost leaves this one, and is missed in the other
             try:
                 self._make_group(members)
             except ClusterError as error:

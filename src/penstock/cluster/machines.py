@@ -57,7 +57,7 @@ class Machines:
                 kv_dtype=o.kv_dtype,
                 simulate_low_precision=o.simulate_low_precision,
                 exact=o.exact,
-                draft=self._checkpoint.has_mtp,
+                draft=self._checkpoint.has_draft,
                 chunk=chunk,
                 sessions=o.sessions,
                 boundary=o.boundary,

@@ -110,7 +110,7 @@ class ClusterRunner(Runner):
         return found
 
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
-        self._wanted = most, least  # from the next step on
+        self._wanted, self._follows = (most, least), True  # from the next step on
         ridden = self._ridden.pop(slot, None)
         if ridden is None or ridden[:2] != (
             position,

@@ -197,7 +197,7 @@ class Stage:
         """Guesses on from the likeliest tokens, best [rows that want logits], before anybody has asked.  A sequence's
         own drafts count as far as they are likeliest too, as the head will find if it does not draw others."""
         wanted = message.fields.pop("draft", None)
-        if wanted is None or not self.runner.checkpoint.has_mtp:
+        if wanted is None or not self.runner.checkpoint.has_draft:
             return
         most, least = wanted
         begin, found, context = time.perf_counter(), list[list[Any]](), self.states.layout.context

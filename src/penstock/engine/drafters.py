@@ -1,4 +1,4 @@
-"""Who guesses the next tokens of an answer: what followed last time, or the model's own draft block."""
+"""Who guesses the next tokens of an answer: what followed last time, or the model's own draft block or module."""
 
 from abc import ABC, abstractmethod
 from array import array
@@ -111,3 +111,9 @@ class MtpDrafter(Drafter):
     def propose(self, session: "Session", token: int, most: int, least: float) -> list[Draft]:
         guesses = session.engine.stepper.draft(session, token, most, least)
         return [Draft(guess, bisect_right(CHANCES, chance)) for guess, chance in guesses]
+
+
+class DSparkDrafter(MtpDrafter):
+    """The DSpark module, which guesses five tokens at once."""
+
+    name = "dspark"

@@ -237,7 +237,12 @@ class Engine:
         chosen = self.options.draft
         if not self.loader.drafts:
             return ()
-        found = {"ngram": chosen in ("auto", "ngram"), "mtp": self.checkpoint.has_mtp}
+        checkpoint = self.checkpoint
+        found = {
+            "ngram": chosen in ("auto", "ngram"),
+            "mtp": checkpoint.has_mtp,
+            "dspark": checkpoint.has_dspark,
+        }
         return tuple(name for name, drafts in found.items() if drafts)
 
     def new_speculation(self) -> Speculation | None:

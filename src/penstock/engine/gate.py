@@ -16,6 +16,7 @@ FIRST: Final = 0.4  # of a row's share of a step, what another row costs before 
 FORGETS: Final = 0.97  # of what is known of fetches, with every step
 RECENT: Final = 64.0  # drafts of a kind that its chance is remembered from
 DOUBT: Final = 4.0  # drafts of a kind for which the prior counts
+ENOUGH: Final = 32.0  # from which on it does not
 PRIOR: Final = 0.5
 GAIN: Final = 1.03  # below which it is not worth the risk
 
@@ -122,26 +123,35 @@ class Chances:
             self._tried[key] = self._tried.get(key, 0.0) * keep + 1
 
     def of(self, drafter: str, place: int, sure: int = -1) -> float:
-        """sure: -1 where it is not known yet"""
+        """sure: -1 where it is not known yet.  Of a place that was hardly tried it is expected that drafts there are
+        as often right as in the place before: else nobody would ever find out."""
         key = (drafter, place, sure)
         right, tried = self._right.get(key, 0.0), self._tried.get(key, 0.0)
-        prior = PRIOR if sure < 0 else self.of(drafter, place)
+        if tried >= ENOUGH:
+            return right / tried
+        before = self.of(drafter, place - 1) if place and sure < 0 else PRIOR
+        prior = self.of(drafter, place) if sure >= 0 else before
         return (right + DOUBT * prior) / (tried + DOUBT)
 
 
 def best_depth(
-    chances: Sequence[float], rows: int, costs: StepCosts, seconds_per_draft: float = 0.0
+    chances: Sequence[float],
+    rows: int,
+    costs: StepCosts,
+    seconds_per_draft: float = 0.0,
+    seconds_at_once: float = 0.0,
 ) -> tuple[int, float]:
     """How many drafts to add to a step of so many rows, and how many times as fast it then is.
 
-    chances: of each draft, if those before it are right.
+    chances          of each draft, if those before it are right
+    seconds_at_once  what drafts take together, however many there are
     """
     plain = rows / costs.at(rows) if costs.at(rows) else 0.0
     depth, gain, all_right, expected = 0, 1.0, 1.0, float(rows)
     for count, chance in enumerate(chances, 1):
         all_right *= chance
         expected += all_right
-        seconds = costs.at(rows + count) + count * seconds_per_draft
+        seconds = costs.at(rows + count) + count * seconds_per_draft + seconds_at_once
         if plain and seconds and expected / seconds / plain > max(gain, GAIN):
             depth, gain = count, expected / seconds / plain
     return depth, gain

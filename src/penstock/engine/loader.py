@@ -47,11 +47,17 @@ class Loader:
             # A draft block would follow every step and take memory that experts could have.
             self.checkpoint = checkpoint.without_draft()
             self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
+        if isinstance(self.backend, DeviceBackend) and options.draft == "dspark":
+            raise OptionError(
+                f"draft is 'dspark', which runs on the CPU, and device is {self.backend.name!r}"
+            )
         self.plan, self.context = self._make_plan()
         if options.draft == "auto" and (self.plan.mode == "direct" or self.plan.tiers is not None):
-            self.drafts = (
-                False  # experts that come from elsewhere: a wrong guess would bring them for nothing
-            )
+            # Experts come from elsewhere: a wrong guess would bring them for nothing.
+            self.drafts = False
+            if checkpoint.has_dspark and self.machines is None:  # it follows every step, unlike a draft block
+                self.checkpoint = self.part = checkpoint.without_draft()
+                self.plan, self.context = self._make_plan()
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
             self.states = open_states(self.backend, self.layout, self.plan)

@@ -104,10 +104,11 @@ class EngineOptions:
     )
     draft: str = option(
         "auto",
-        choice("auto", "off", "mtp", "ngram"),
-        "Who guesses tokens that a step then checks, several for little more than one costs: mtp, the model's draft "
-        "block, which takes memory; ngram, what followed last time; auto: both, where they pay, ngram alone on a "
-        "GPU, and nobody where experts come from disk or from a GPU's host; off: nobody.  The text is the same.",
+        choice("auto", "off", "mtp", "dspark", "ngram"),
+        "Who guesses tokens that a step then checks, several for little more than one costs: mtp or dspark, the "
+        "model's draft block or DSpark module, which takes memory; ngram, what followed last time; auto: all that "
+        "there are, where they pay, ngram alone on a GPU, and nobody where experts come from disk or from a GPU's "
+        "host; off: nobody.  The text is the same.",
         effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
     )
@@ -253,9 +254,15 @@ class EngineOptions:
 
     def with_draft(self, checkpoint: "Checkpoint") -> "Checkpoint":
         """The model with its draft block or without it, as `draft` says."""
-        if self.draft == "mtp" and not checkpoint.has_mtp:
-            raise OptionError(
-                f"draft is 'mtp', but {checkpoint.path} has no MTP block; mtp names a file with one"
-            )
-        kept = self.draft == "mtp" or (self.draft == "auto" and not self.device.startswith("cuda"))
+        for draft, found, what in (
+            ("mtp", checkpoint.has_mtp, "MTP block"),
+            ("dspark", checkpoint.has_dspark, "DSpark module"),
+        ):
+            if self.draft == draft and not found:
+                raise OptionError(
+                    f"draft is {draft!r}, but {checkpoint.path} has no {what}; mtp names a file with one"
+                )
+        kept = self.draft in ("mtp", "dspark") or (
+            self.draft == "auto" and not self.device.startswith("cuda")
+        )
         return checkpoint if kept else checkpoint.without_draft()

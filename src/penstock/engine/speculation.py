@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.state import DRAFTS
-from penstock.engine.drafters import Draft, Drafter, MtpDrafter, NgramDrafter
+from penstock.engine.drafters import Draft, Drafter, DSparkDrafter, MtpDrafter, NgramDrafter
 from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
 
-MOST: Final = {"mtp": 4, "ngram": DRAFTS}  # drafts at a time
+MOST: Final = {"mtp": 4, "dspark": 5, "ngram": DRAFTS}  # drafts at a time
+AT_ONCE: Final = ("dspark",)  # whose drafts take as long however many are wanted
 UNKNOWN: Final = 3  # trials at the beginning, and steps between them
 SHORTEST, LONGEST = 64, 1024  # steps between later ones
 WARM: Final = 16  # steps before a trial from which on a drafter keeps up
@@ -40,7 +41,7 @@ class Record:
 
     def __init__(self, name: str) -> None:
         self.name, self.most = name, MOST[name]
-        self.seconds = 0.0  # of one draft
+        self.seconds = 0.0  # of one draft, or of all at once
         self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
         self.open = False  # it promised a gain when it was last looked at
         self.keeps_up = True
@@ -56,9 +57,14 @@ class Record:
         self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
 
     def took(self, drafts: int, seconds: float) -> None:
-        each = seconds / max(1, drafts)
+        each = seconds if self.name in AT_ONCE else seconds / max(1, drafts)
         known = self.seconds
         self.seconds = known + SLOWLY * (min(each, 3 * known) - known) if known else each
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Seconds of each draft, and of all together whichever are wanted."""
+        return (0.0, self.seconds) if self.name in AT_ONCE else (self.seconds, 0.0)
 
 
 class Speculation:
@@ -75,13 +81,16 @@ class Speculation:
         # Of all steps with drafting, and what their tokens would have taken.
         self.seconds = self.plain_seconds = 0.0
         self.drafting = 0.0  # seconds spent on drafts for the step to come
-        self.is_first = (
-            False  # of a trial: code and memory are not at hand yet, so that it says little about costs
-        )
+        # Of a trial: code and memory are not at hand yet, so that it says little about costs.
+        self.is_first = False
 
     def begin(self) -> "Speculator":
         """For an answer."""
-        makers: dict[str, type[Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}
+        makers: dict[str, type[Drafter]] = {
+            "ngram": NgramDrafter,
+            "mtp": MtpDrafter,
+            "dspark": DSparkDrafter,
+        }
         return Speculator(self, [(makers[name](), record) for name, record in self.records.items()])
 
     def told(self, sequences: int, rows: int, tokens: int, spent: Spent, begun: bool = False) -> None:
@@ -89,9 +98,8 @@ class Speculation:
         before its tokens were known"""
         self._overlaps |= begun
         self._widths[rows] += 1
-        alone = (
-            rows == sequences and self._overlaps and not begun
-        )  # as no step is without drafts, but for the first
+        # Without drafts a step begins early.  The first one after drafts does not, and takes longer than the others.
+        alone = rows == sequences and self._overlaps and not begun
         if not (self.is_first or alone or self._widths[rows] <= self._fresh):
             self.costs.told(rows, *spent)
         self.is_first = False
@@ -195,7 +203,7 @@ class Speculator:
             if record.open or drafter.free:
                 room = session.engine.stepper.draft_room(rows, session.position + 1)
                 chances = self._chances(record, drafts, min(record.most, room))
-                depth, gain = best_depth(chances, rows, shared.costs, record.seconds)
+                depth, gain = best_depth(chances, rows, shared.costs, *record.costs)
                 if record.open != bool(depth):
                     self._turn(session, drafter, record, bool(depth))
                 if depth and (best is None or gain > best[0]):
@@ -234,6 +242,10 @@ class Speculator:
             # What has waited since the last time is not this draft's cost.
             session.engine.loader.settle(session.state.slot)
             drafts = self._timed(drafter, record, session, token, 1, 0.0)
+            if not drafts:  # it had nothing to say, which is an answer too
+                record.trying -= 1
+                if not record.trying:
+                    self._turn(session, drafter, record, False)
         return drafts[:1]
 
     def _ask(
@@ -278,7 +290,7 @@ class Speculator:
             record.trying = record.trying - 1 if accepted else 0
             if not record.trying:
                 chances = self._chances(record, [], 1)
-                depth, _ = best_depth(chances, 1, self._shared.costs, record.seconds)
+                depth, _ = best_depth(chances, 1, self._shared.costs, *record.costs)
                 self._turn(session, drafter, record, bool(depth))
         return len(drafts), accepted
 

@@ -66,7 +66,9 @@ def plan_for_device(
         length = max(shortest, length // 2)
     token: dict[str, Any] = {
         "dense": dense - stored,
-        "experts": sum(size * used // config.experts for block, size in experts.items() if block != "mtp.0"),
+        "experts": sum(
+            size * used // config.experts for block, size in experts.items() if not block.startswith("mtp.")
+        ),
     }
     largest = max(experts.values()) // config.experts
     plan = Plan(

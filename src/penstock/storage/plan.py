@@ -143,7 +143,7 @@ def make_plan(
     sizes_by_block = zip(source.blocks, source.slot_bytes, strict=True)
     reads = {
         "dense": sizes.dense,
-        "experts": sum(used * size for block, size in sizes_by_block if block != "mtp.0"),
+        "experts": sum(used * size for block, size in sizes_by_block if not block.startswith("mtp.")),
     }
     fewest = 2 * used * expert
     shared: dict[str, Any] = {

@@ -6,16 +6,25 @@ Every tensor the model needs is there, has the right shape and a type we can dec
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import ModelFormatError
 from penstock.weights.config import LayerConfig, ModelConfig
 from penstock.weights.files import MappedFile
-from penstock.weights.layout import Role, TensorPlan, draft_tensors, layer_tensors, root_tensors
+from penstock.weights.layout import (
+    Role,
+    TensorPlan,
+    draft_tensors,
+    dspark_tensors,
+    layer_tensors,
+    root_tensors,
+)
 from penstock.weights.tensor import TensorInfo, Weight, check_usable
 from penstock.weights.types import I32, I64
 
+DSPARK: Final = "mtp.0.main_proj.weight"  # what no other draft block has
 APART: Final = 1 << 20  # bytes between tensors that are not read together
 
 
@@ -29,16 +38,32 @@ class Checkpoint:
     metadata: dict[str, Any]  # GGUF metadata; empty for safetensors
     index: dict[str, TensorInfo]
     unused: dict[str, TensorInfo]
-    draft: str | None  # "MTP", or "DSpark" (recognised, not used)
+    draft: str | None  # "MTP" or "DSpark"; a DSpark module that is not whole is not used
     part: range | None = None  # of layers, if it is not the whole model: see `slice`
 
     @property
     def has_mtp(self) -> bool:
         return self.draft == "MTP"
 
+    @property
+    def has_dspark(self) -> bool:
+        return self.draft == "DSpark" and DSPARK in self.index
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft block or module that can be used."""
+        return self.has_mtp or self.has_dspark
+
+    @property
+    def draft_blocks(self) -> list[str]:
+        """The draft block, or the stages of a DSpark module."""
+        if self.has_dspark:
+            return [f"mtp.{number}" for number in range(_dspark_stages(self.index))]
+        return ["mtp.0"] if self.has_mtp else []
+
     def without_draft(self) -> "Checkpoint":
         """The same model; its draft block, if it has one, is not used."""
-        if not self.has_mtp:
+        if not self.has_draft:
             return self
         draft = {name: info for name, info in self.index.items() if name.startswith("mtp.")}
         index = {name: info for name, info in self.index.items() if name not in draft}
@@ -52,7 +77,7 @@ class Checkpoint:
     @property
     def blocks(self) -> list[str]:
         """What is here, in the order in which a token passes through it: layers, and the draft block."""
-        return [*(f"blk.{number}" for number in self.layers), *(["mtp.0"] if self.has_mtp else [])]
+        return [*(f"blk.{number}" for number in self.layers), *self.draft_blocks]
 
     @property
     def is_last(self) -> bool:
@@ -72,7 +97,7 @@ class Checkpoint:
             if first == "blk":
                 return int(rest.partition(".")[0]) in layers
             if first == "token_embd":  # the draft block embeds too
-                return layers.start == 0 or (last and self.has_mtp)
+                return layers.start == 0 or (last and self.has_draft)
             return last
 
         index = {name: info for name, info in self.index.items() if is_here(name)}
@@ -131,9 +156,14 @@ def planned_tensors(model: Checkpoint) -> list[TensorPlan]:
     plans = list(root_tensors(config))
     plans = plans if model.part is None else [plan for plan in plans if plan.name in index]
     blocks: list[tuple[str, LayerConfig]] = [(f"blk.{n}", config.layers[n]) for n in model.layers]
+    blocks += [(block, config.mtp_layer) for block in model.draft_blocks]
     if model.has_mtp:
-        blocks.append(("mtp.0", config.mtp_layer))
         plans.extend(draft_tensors(config, fused="mtp.0.eh_proj.weight" in index))
+    if model.has_dspark:
+        stages = len(model.draft_blocks)
+        features = _second(index, DSPARK) // config.hidden
+        rank = _second(index, f"mtp.{stages - 1}.markov_w1.weight")
+        plans.extend(dspark_tensors(config, stages, features, rank))
     for prefix, layer in blocks:
         gate = index.get(f"{prefix}.ffn_gate_shexp.weight")
         shared_width = gate.shape[0] if gate is not None else layer.expert_width
@@ -151,9 +181,13 @@ def split_unused(
     """A checkpoint whose index holds just what the model needs; the rest is kept apart as unused."""
     draft = _draft_module(index)
     whole = Checkpoint(path, format, config, metadata, index, {}, draft)
-    wanted = set()
+    wanted, missing = set(), False
     for plan in planned_tensors(whole):
-        wanted.update([plan.name] if plan.role is not Role.ROUTED else expert_names(plan, index))
+        names = [plan.name] if plan.role is not Role.ROUTED else expert_names(plan, index)
+        wanted.update(names)
+        missing |= plan.name.startswith("mtp.") and not index.keys() >= set(names)
+    if draft == "DSpark" and missing:
+        wanted = {name for name in wanted if not name.startswith("mtp.")}
     used = {name: info for name, info in index.items() if name in wanted}
     unused = {name: info for name, info in index.items() if name not in wanted}
     return Checkpoint(path, format, config, metadata, used, unused, draft)
@@ -161,9 +195,20 @@ def split_unused(
 
 def _draft_module(index: dict[str, TensorInfo]) -> str | None:
     """Which draft module is there.  Its tensors tell; what files say of it is often wrong."""
-    if "mtp.0.main_proj.weight" in index:
+    if DSPARK in index:
         return "DSpark"
     return "MTP" if "mtp.0.enorm.weight" in index else None
+
+
+def _dspark_stages(index: dict[str, TensorInfo]) -> int:
+    """Consecutive from the first; there is one at least, of which the rest may be missing."""
+    return next(number for number in count(1) if f"mtp.{number}.attn_kv.weight" not in index)
+
+
+def _second(index: dict[str, TensorInfo], name: str) -> int:
+    """Columns of a matrix; 1 where it is missing or none, which is said when tensors are checked."""
+    info = index.get(name)
+    return info.shape[1] if info is not None and len(info.shape) == 2 else 1
 
 
 def expert_names(plan: TensorPlan, index: dict[str, TensorInfo]) -> list[str]:

@@ -114,7 +114,7 @@ def root_tensors(config: ModelConfig) -> Iterator[TensorPlan]:
 
 def draft_tensors(config: ModelConfig, fused: bool) -> Iterator[TensorPlan]:
     """What an MTP block has beyond a layer.  `fused`: one eh_proj instead of e_proj and h_proj."""
-    hidden, streams = config.hidden, config.streams
+    hidden = config.hidden
     if fused:
         yield TensorPlan("mtp.0.eh_proj.weight", (hidden, 2 * hidden), Role.DRAFT)
     else:
@@ -122,6 +122,24 @@ def draft_tensors(config: ModelConfig, fused: bool) -> Iterator[TensorPlan]:
         yield TensorPlan("mtp.0.h_proj.weight", (hidden, hidden), Role.DRAFT)
     for leaf in ("enorm", "hnorm", "norm"):
         yield TensorPlan(f"mtp.0.{leaf}.weight", (hidden,), Role.NORM)
-    yield TensorPlan("mtp.0.hc_head_fn.weight", (streams, streams * hidden), Role.MIXING)
-    yield TensorPlan("mtp.0.hc_head_base.weight", (streams,), Role.MIXING)
-    yield TensorPlan("mtp.0.hc_head_scale.weight", (1,), Role.MIXING)
+    yield from _draft_mixing(config, "mtp.0")
+
+
+def _draft_mixing(config: ModelConfig, block: str) -> Iterator[TensorPlan]:
+    streams = config.streams
+    yield TensorPlan(f"{block}.hc_head_fn.weight", (streams, streams * config.hidden), Role.MIXING)
+    yield TensorPlan(f"{block}.hc_head_base.weight", (streams,), Role.MIXING)
+    yield TensorPlan(f"{block}.hc_head_scale.weight", (1,), Role.MIXING)
+
+
+def dspark_tensors(config: ModelConfig, stages: int, features: int, rank: int) -> Iterator[TensorPlan]:
+    """What a DSpark module has beyond its stages' layers.  features: layers of the trunk that it looks at; rank: of
+    what the token before says of the next."""
+    hidden, last = config.hidden, f"mtp.{stages - 1}"
+    yield TensorPlan("mtp.0.main_proj.weight", (hidden, features * hidden), Role.DRAFT)
+    yield TensorPlan("mtp.0.main_norm.weight", (hidden,), Role.NORM)
+    yield TensorPlan(f"{last}.norm.weight", (hidden,), Role.NORM)
+    yield from _draft_mixing(config, last)
+    for leaf in ("markov_w1", "markov_w2"):
+        yield TensorPlan(f"{last}.{leaf}.weight", (config.vocab_size, rank), Role.DRAFT)
+    yield TensorPlan(f"{last}.conf_proj.weight", (1, hidden + rank), Role.DRAFT)

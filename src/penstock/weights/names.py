@@ -7,7 +7,9 @@ The canonical names are GGUF's, because they are the ones people meet:
     blk.N.ffn_gate_exps.weight      all experts stacked [experts, out, in]
     blk.N.ffn_gate_exps.E.weight    one expert [out, in], in files that store them one by one
     blk.N.ffn_gate_up_exps.weight   gate and up stacked [experts, 2 × out, in]
-    mtp.K.LEAF                      a draft block: a layer plus enorm, hnorm, norm, e_proj, h_proj, hc_head_*
+    mtp.K.LEAF                      a draft block: a layer plus enorm, hnorm, norm, e_proj, h_proj, hc_head_*; or a
+                                    stage of a DSpark module: a layer, the first one plus main_proj and main_norm,
+                                    the last one plus norm, hc_head_*, markov_w1, markov_w2 and conf_proj
 """
 
 import re
@@ -103,6 +105,9 @@ LAYER: Final[dict[str, str]] = {
 MTP_EXTRAS: Final[dict[str, str]] = {
     **{f"{leaf}.weight": f"{leaf}.weight" for leaf in ("e_proj", "h_proj", "enorm", "hnorm", "norm")},
     **{f"hc_head_{leaf}": f"hc_head_{leaf}.weight" for leaf in ("fn", "base", "scale")},
+    **{f"{leaf}.weight": f"{leaf}.weight" for leaf in ("main_proj", "main_norm")},
+    **{f"markov_head.{leaf}.weight": f"{leaf}.weight" for leaf in ("markov_w1", "markov_w2")},
+    "confidence_head.proj.weight": "conf_proj.weight",
 }
 
 _BLOCK = re.compile(r"(layers|mtp)\.(\d{1,5})\.(.+)")
@@ -116,6 +121,17 @@ NEXTN: Final[dict[str, str]] = {
     "nextn.embed_tokens.weight": "embed_tokens.weight",
     "nextn.shared_head_head.weight": "head.weight",
 }  # extra tensors of llama.cpp's MTP block → ours
+
+# Tensors of llama.cpp's DSpark files → those of ours in the first stage and in the last; `blk.K` is stage K.
+DFLASH_FIRST: Final[dict[str, str]] = {
+    "fc.weight": "main_proj.weight",
+    "enc.output_norm.weight": "main_norm.weight",
+}
+DFLASH_LAST: Final[dict[str, str]] = {
+    "output_norm.weight": "norm.weight",
+    **{f"output_hc_{leaf}.weight": f"hc_head_{leaf}.weight" for leaf in ("fn", "base", "scale")},
+    **{f"{leaf}.weight": f"{leaf}.weight" for leaf in ("markov_w1", "markov_w2", "conf_proj")},
+}
 
 
 def from_safetensors(name: str) -> str | None:

@@ -9,7 +9,7 @@ from penstock.errors import ModelFormatError
 from penstock.weights.checkpoint import Checkpoint, split_unused
 from penstock.weights.config_gguf import block_count, check_architecture, config_from_gguf
 from penstock.weights.gguf_reader import GGUFFile, read_gguf
-from penstock.weights.names import NEXTN
+from penstock.weights.names import DFLASH_FIRST, DFLASH_LAST, NEXTN
 from penstock.weights.tensor import TensorInfo
 
 SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -107,22 +107,42 @@ def _rename_nextn(tensors: dict[str, TensorInfo], block: int) -> dict[str, Tenso
     return result
 
 
+def _rename_dflash(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """llama.cpp's names of a DSpark module → ours."""
+    stages = {int(name.split(".")[1]) for name in tensors if re.match(r"blk\.\d{1,3}\.", name)}
+    result = {}
+    for name, info in tensors.items():
+        ours = None
+        if name in DFLASH_FIRST:
+            ours = f"mtp.0.{DFLASH_FIRST[name]}"
+        elif name in DFLASH_LAST:
+            ours = f"mtp.{max(stages, default=0)}.{DFLASH_LAST[name]}"
+        elif re.match(r"blk\.\d{1,3}\.", name):
+            ours = "mtp." + name.removeprefix("blk.")
+        if ours is not None:  # embedding and output matrix are the trunk's
+            result[ours] = info.renamed(ours)
+    return result
+
+
 def with_sidecar(model: Checkpoint, path: Path) -> Checkpoint:
-    """Adds the draft block of a separate file: `mtp.0.*`, or llama.cpp's file with one block past the trunk."""
+    """Adds the draft block of a separate file: `mtp.K.*`, or llama.cpp's files: MTP with one block past the trunk, or
+    DSpark."""
     if not path.exists():
         raise ModelFormatError(f"{path}: no such file (the draft block was to come from it)")
     file = read_gguf(path)
     tensors, block = file.tensors, model.config.layer_count
-    if file.metadata.get("general.architecture") == "dflash":
-        raise ModelFormatError(f"{path}: a DSpark draft module; only MTP blocks can be used")
+    if "fc.weight" in tensors:  # a DSpark module, as llama.cpp writes it
+        tensors = _rename_dflash(tensors)
     if f"blk.{block}.nextn.eh_proj.weight" in tensors:
         renamed = _rename_nextn(tensors, block)
         for leaf in ("fn", "base", "scale"):  # in this file the root's mixing is the draft block's own
             if f"output_hc_{leaf}.weight" in renamed:
                 renamed[f"mtp.0.hc_head_{leaf}.weight"] = renamed[f"output_hc_{leaf}.weight"]
         tensors = renamed
-    draft = {name: info for name, info in tensors.items() if name.startswith("mtp.0.")}
-    if "mtp.0.enorm.weight" not in draft:
-        raise ModelFormatError(f"{path}: no MTP block for a {block}-layer model (no mtp.0.enorm.weight)")
+    draft = {name: info for name, info in tensors.items() if name.startswith("mtp.")}
+    if "mtp.0.enorm.weight" not in draft and "mtp.0.main_proj.weight" not in draft:
+        raise ModelFormatError(
+            f"{path}: no draft block for a {block}-layer model (no mtp.0.enorm.weight, no mtp.0.main_proj.weight)"
+        )
     index = {name: info for name, info in model.index.items() if not name.startswith("mtp.")} | draft
     return split_unused(model.path, model.format, model.config, model.metadata, index | model.unused)

@@ -49,7 +49,7 @@ def summarise(model: Checkpoint) -> dict[str, Any]:
         "bytes_by_type": dict(by_type.most_common()),
         "streamable": _streamable(model),
         "draft": model.draft,
-        "draft_used": model.has_mtp,
+        "draft_used": model.has_draft,
         "tokenizer": _tokenizer(model),
         "unused_tensors": sorted(model.unused),
         "config": config,

@@ -34,7 +34,7 @@ from penstock.tokenizer import MIN_BYTE_VOCABULARY, byte_tokenizer_metadata
 from penstock.weights.config import MAX_DIMENSION, ModelConfig
 from penstock.weights.config_gguf import ARCHITECTURE, RATIO_KINDS, config_to_gguf
 from penstock.weights.gguf_writer import PlannedTensor, write_gguf
-from penstock.weights.layout import Role, TensorPlan, layer_tensors, root_tensors
+from penstock.weights.layout import Role, TensorPlan, dspark_tensors, layer_tensors, root_tensors
 from penstock.weights.mixes import EXPERTS, Mix, Types
 from penstock.weights.mixes import MIXES as CONVERTED
 from penstock.weights.popularity import hash_rows, router_bias
@@ -53,6 +53,8 @@ TABLE_ROWS: Final = 4096  # tokens of a hash table generated at a time
 THREADS: Final = min(8, os.cpu_count() or 1)  # generating; a few fill memory faster than a disk writes
 AHEAD: Final = 8  # pieces waiting for the writer
 
+DSPARK_FEATURES: Final = 3  # layers that a DSpark module looks at
+DSPARK_RANK: Final = 256  # of its Markov head
 HEAD_GAIN: Final = 3.0  # standard deviation of the logits
 BYTES_PER_TOKEN: Final = 64  # generous room for a vocabulary entry and its part of the header
 
@@ -95,12 +97,18 @@ class SynthPlan:
     skew: float = 0.0
     seed: int = 0
     notes: tuple[str, ...] = ()  # what was chosen differently from what one might expect
+    dspark: int = 0  # stages of a DSpark module
 
     @cached_property
     def tensors(self) -> tuple[SynthTensor, ...]:
         plans = list(root_tensors(self.config))
         for number, layer in enumerate(self.config.layers):
             plans.extend(layer_tensors(self.config, layer, f"blk.{number}", layer.expert_width))
+        layer = self.config.mtp_layer
+        for stage in range(self.dspark):
+            plans.extend(layer_tensors(self.config, layer, f"mtp.{stage}", layer.expert_width))
+        if self.dspark:
+            plans.extend(dspark_tensors(self.config, self.dspark, DSPARK_FEATURES, DSPARK_RANK))
         return tuple(SynthTensor(plan, stored_type(plan, self.mix)) for plan in plans)
 
     @property
@@ -134,6 +142,7 @@ def plan_synth(
     seed: int = 0,
     ratios: Sequence[int] | None = None,
     hash_layers: int | None = None,
+    dspark: int = 0,
 ) -> SynthPlan:
     """What :func:`synth` would write for these options; raises OptionError for a value that cannot be."""
     _need(width in WIDTHS, "width", width, f"one of {', '.join(WIDTHS)}")
@@ -154,7 +163,7 @@ def plan_synth(
     config = form.config(schedule, hashed, vocab)
     config.validate(f"synthetic {width}")
     name = f"synthetic {width} {mix} {len(schedule)}L seed {seed}" + (f" skew {skew:g}" if skew else "")
-    return SynthPlan(name, config, mix, float(skew), seed, notes)
+    return SynthPlan(name, config, mix, float(skew), seed, notes, dspark)
 
 
 def _need(condition: bool, flag: str, value: object, expected: str) -> None:
@@ -293,6 +302,7 @@ def synth(
     seed: int = 0,
     ratios: Sequence[int] | None = None,
     hash_layers: int | None = None,
+    dspark: int = 0,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> SynthReport:
@@ -304,6 +314,7 @@ def synth(
     skew         exponent of Zipf's law for how often experts are chosen; 0 chooses all alike
     ratios       compression ratio of every layer (0, 4 or 128) instead of the width's schedule
     hash_layers  how many of the first layers look experts up by token id
+    dspark       stages of a DSpark draft module, which published models have three of
     """
     plan = plan_synth(
         width=width,
@@ -314,6 +325,7 @@ def synth(
         seed=seed,
         ratios=ratios,
         hash_layers=hash_layers,
+        dspark=dspark,
     )
     return write_synth(plan, destination, overwrite=overwrite, progress=progress)
 

@@ -57,7 +57,7 @@ def test_every_slot_has_one_expert(
     for block, ids, rows in wanted:
         base = block * EXPERTS
         if rows > 32:
-            missing = placement.long_turn(block, ids)
+            missing = placement.long_turn(block, ids, rows)
             assert all((number in missing) != (base + number in placement.slot_of) for number in ids)
             assert len(placement.passing) == PASSING
         else:
@@ -127,7 +127,7 @@ def test_the_host_lets_go_what_the_device_has(policy: str) -> None:
 def test_a_long_step_does_with_few_slots() -> None:
     placement = place(FEWEST)
     placement.resize(PASSING, PASSING)
-    placement.long_turn(0, [0, 5])
+    placement.long_turn(0, [0, 5], 40)
     assert len(placement.passing) == 2
     check(placement)
 
@@ -137,7 +137,7 @@ def test_a_long_step_gives_its_slots_back() -> None:
     for block in range(BLOCKS):
         placement.turn(block, [0, 1, 2, 3], 1)
         placement.turn(block, [0, 1, 2, 3], 1)
-    placement.long_turn(0, [0, 5])
+    placement.long_turn(0, [0, 5], 40)
     assert max([*placement.slot_of.values(), *placement.free, *placement.passing]) < 15
     placement.turn(0, [0], 1)
     assert not placement.passing
@@ -153,7 +153,7 @@ def test_what_is_brought_ahead_has_a_slot_of_its_own(
     placement = place(slots, long_slots=max(FEWEST, slots - 2))
     for number, (block, ids, rows) in enumerate(wanted):
         if rows > 32:
-            placement.long_turn(block, ids)
+            placement.long_turn(block, ids, rows)
             check(placement)
             continue
         coming = dict[int, int]()
@@ -191,3 +191,27 @@ def test_guesses_that_are_mostly_wrong_are_not_made_for_a_while() -> None:
         placement.turn(0, [number % 2, 2], 1)
         placement.settle()
     assert not placement.gate.open
+
+
+def test_a_shorter_step_leaves_more_slots() -> None:
+    placement = Placement(
+        "lru",
+        100,
+        DIVISION,
+        TierCounters(),
+        experts=EXPERTS,
+        used=USED,
+        passing=PASSING,
+        long_slots=40,
+        chunk=600,
+        step=4,
+    )
+    left = []
+    for rows in (100, 50, 300, 600, 100):  # what has been given is not taken back before the end
+        placement.begin_long(rows)
+        left.append(placement.left)
+        check(placement)
+    assert left == [88, 88, 68, 40, 40]
+    placement.end_long()
+    placement.begin_long(100)
+    assert placement.left == 88

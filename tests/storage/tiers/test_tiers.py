@@ -113,7 +113,10 @@ def test_a_replay_counts_what_the_engine_counted(
         for lease in tiers.experts._leases:
             lease.settle()
         counted, division = tiers.experts.counters.outcome, tiers.experts.division
-    slots = [Slots(kind.blocks, kind.slots, kind.long_slots, kind.passing) for kind in plan.kinds]
+    slots = [
+        Slots(kind.blocks, kind.slots, kind.long_slots, kind.passing, engine.plan.chunk, kind.step)
+        for kind in plan.kinds
+    ]
     found = replay_tiers(
         read_trace(path), DEFAULT, slots, None if plan.whole else plan.held, division
     ).outcome

@@ -85,8 +85,9 @@ class CpuExpert(HostExpert):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        gate, up, down = self.weights
-        return gate.described.data, up.described.data, down.described.data
+        gate, up, down = (weight.described for weight in self.weights)
+        data = gate.data, up.data, down.data
+        return data if gate.scale is None else (*data, gate.scale, up.scale, down.scale)
 
 
 class CpuExpertTable(ExpertTable):

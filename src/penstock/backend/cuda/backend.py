@@ -33,7 +33,7 @@ from penstock.backend.cuda.placed import (
 )
 from penstock.backend.cuda.prefill_products import prepare
 from penstock.backend.cuda.sample import CudaSampling
-from penstock.backend.cuda.slots import CudaExpertSlots, slot_sizes, slot_step, staged_bytes
+from penstock.backend.cuda.slots import CudaExpertSlots, scales_apart, slot_sizes, slot_step, staged_bytes
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HostBackend, KernelTime
 from penstock.backend.state import StateLayout, StatePool
@@ -179,7 +179,7 @@ class CudaBackend(DeviceBackend):
             for expert in experts
             for info, first in zip(expert, experts[0], strict=True)
         )
-        plain = all(info.scale is None for info in experts[0])
+        plain = all(info.scale is None for info in experts[0]) or scales_apart(experts[0])
         if not (same and plain and experts_are_fast(experts, used)):
             return None
         return sum(slot_sizes(experts[0]))

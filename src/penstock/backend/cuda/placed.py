@@ -215,9 +215,14 @@ class CudaExpertStack(ExpertStack):
         raise NotImplementedError("experts of a card stay")
 
 
+def expert_kind(info: TensorInfo) -> WeightType:
+    """What a matrix of an expert is on the card, if that has a fast product."""
+    return types.MXFP4 if info.kind is types.FP4_E2M1 else info.kind
+
+
 def _one_kind(infos: Sequence[TensorInfo]) -> WeightType:
     """What experts are on the card, before it is known whether that has a fast product."""
-    kinds = {types.MXFP4 if info.kind is types.FP4_E2M1 else info.kind for info in infos}
+    kinds = {expert_kind(info) for info in infos}
     return kinds.pop() if len(kinds) == 1 else types.F32
 
 

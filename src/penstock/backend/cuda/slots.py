@@ -18,8 +18,9 @@ from penstock.backend.cuda.driver_calls import driver_calls
 from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.layouts import LAYOUTS, TILE
 from penstock.backend.cuda.memory import Pages, Reservation
-from penstock.backend.cuda.placed import packed_bytes
+from penstock.backend.cuda.placed import expert_kind, packed_bytes
 from penstock.backend.cuda.weights import Packed, RepackArgument, repack_argument
+from penstock.weights import types
 from penstock.weights.tensor import TensorInfo
 
 LANES: Final = (
@@ -32,7 +33,8 @@ MOST_SEGMENT: Final = 256
 
 class _Expert(ctypes.Structure):
     _fields_ = (
-        ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument), ("arrived", ctypes.c_void_p),
+        ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument),
+        ("scales", ctypes.c_void_p * 3), ("arrived", ctypes.c_void_p),
         ("up_block", ctypes.c_int32), ("down_block", ctypes.c_int32),
     )  # fmt: skip
 
@@ -50,17 +52,16 @@ class _Lane:
         self.event = torch.cuda.Event()
         self.event.record(self.stream)  # makes it
         self.used = False
-        sizes = [info.nbytes for info in infos]
+        sizes = stored_sizes(infos)
         self._memory = torch.empty(RUN * sum(sizes), dtype=torch.uint8, device="cuda")
-        first = self._memory.data_ptr()
-        self.stages = [first, first + RUN * sizes[0], first + RUN * (sizes[0] + sizes[1])]
+        self.stages = [self._memory.data_ptr() + RUN * sum(sizes[:part]) for part in range(len(sizes))]
         matrices = zip(infos, (gate_up, gate_up, down), strict=True)
         blocks = [-(-tiles_of(info) * packed.cells // 8) for info, packed in matrices]
         self.argument = _Expert(
             repack_argument(self.stages[0], gate_up, infos[0].shape[0]),
             repack_argument(self.stages[1], gate_up, infos[1].shape[0], second=True),
             repack_argument(self.stages[2], down, infos[2].shape[0]),
-            arrived, blocks[0], blocks[0] + blocks[1],
+            (ctypes.c_void_p * 3)(), arrived, blocks[0], blocks[0] + blocks[1],
         )  # fmt: skip
         self.blocks = sum(blocks)
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.argument))
@@ -71,12 +72,12 @@ class CudaExpertSlots(ExpertSlots):
     """infos: of one expert's gate, up and down; all others are alike."""
 
     def __init__(self, infos: Sequence[TensorInfo], count: int, pages: Pages):
-        (width, hidden), kinds = infos[0].shape, [info.kind for info in infos]
+        (width, hidden), kinds = infos[0].shape, [expert_kind(info) for info in infos]
         self._sizes = slot_sizes(infos)
         step = slot_step(infos, pages.size)
         self._segment = step if step > 1 else count
         self._pages = pages
-        self._nbytes = [info.nbytes for info in infos]
+        self._nbytes = stored_sizes(infos)
         self._memory = [Reservation(pages, count * size) for size in self._sizes]
         self._most, self.count = count, 0
         if self.resize(count) < count:
@@ -93,8 +94,9 @@ class CudaExpertSlots(ExpertSlots):
             _Lane(infos, self.gate_up, self.down, self.arrived.data_ptr() + 4 * lane) for lane in range(LANES)
         ]
         self._turn, self._calls = 0, driver_calls()
+        apart = ("-DSCALES_APART",) if scales_apart(infos) else ()
         formats = (f"-DUP_FORMAT={_format(infos[0])}", f"-DDOWN_FORMAT={_format(infos[2])}")
-        self._function = int(module("tiers.cu", *formats).function("repack_expert"))
+        self._function = int(module("tiers.cu", *formats, *apart).function("repack_expert"))
 
     def bring(self, slot: int, expert: HostExpert) -> None:
         self._bring((slot,), expert.parts)
@@ -119,11 +121,13 @@ class CudaExpertSlots(ExpertSlots):
         self._turn = (turn + 1) % LANES
         for stage, part, nbytes in zip(lane.stages, parts, sizes, strict=True):
             calls.copy(stage, part, len(slots) * nbytes, lane.number)
-        argument, (pair, single), (gate, up, down) = lane.argument, self._sizes, lane.stages
+        argument, (pair, single), (gate, up, down, *scales) = lane.argument, self._sizes, lane.stages
         for number, slot in enumerate(slots):
             assert 0 <= slot < self.count
             argument.gate.raw, argument.up.raw = gate + number * sizes[0], up + number * sizes[1]
             argument.down.raw = down + number * sizes[2]
+            for part, scale in enumerate(scales):
+                argument.scales[part] = scale + number * sizes[3 + part]
             argument.gate.out = argument.up.out = self._memory[0].address + slot * pair
             argument.down.out = self._memory[1].address + slot * single
             calls.launch(self._function, lane.blocks, 256, lane.number, lane.arguments)
@@ -178,8 +182,18 @@ def tiles_of(info: TensorInfo) -> int:
 
 def slot_sizes(infos: Sequence[TensorInfo]) -> tuple[int, int]:
     """Bytes of gate and up together, and of down."""
-    gate, up, down = (packed_bytes(info.kind, *info.shape) for info in infos)
+    gate, up, down = (packed_bytes(expert_kind(info), *info.shape) for info in infos)
     return gate + up, down
+
+
+def scales_apart(infos: Sequence[TensorInfo]) -> bool:
+    """Whether these are FP4 with their scales in tensors of their own."""
+    return all(info.kind is types.FP4_E2M1 and info.scale is not None for info in infos)
+
+
+def stored_sizes(infos: Sequence[TensorInfo]) -> list[int]:
+    """Bytes of gate, up and down as they are stored, then of their scales where these lie apart."""
+    return [info.nbytes for info in infos] + [info.scale.nbytes for info in infos if info.scale is not None]
 
 
 def slot_step(infos: Sequence[TensorInfo], page: int) -> int:
@@ -189,9 +203,10 @@ def slot_step(infos: Sequence[TensorInfo], page: int) -> int:
 
 
 def _format(info: TensorInfo) -> str:
-    assert info.kind in LAYOUTS
-    return info.kind.name
+    kind = expert_kind(info)
+    assert kind in LAYOUTS
+    return kind.name
 
 
 def staged_bytes(infos: Sequence[TensorInfo]) -> int:
-    return LANES * RUN * sum(info.nbytes for info in infos)
+    return LANES * RUN * sum(stored_sizes(infos))

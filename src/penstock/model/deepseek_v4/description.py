@@ -162,6 +162,23 @@ class Description:
             rms_eps=c.rms_eps,
         )
 
+    def features(self, block: str) -> v4.FeaturesSpec:
+        return v4.FeaturesSpec(
+            self.weight(f"{block}.main_proj"), self.vector(f"{block}.main_norm.weight"), self.config.rms_eps
+        )
+
+    def watched(self, block: str) -> int:
+        """How many of the trunk's last layers a DSpark module looks at."""
+        return self.checkpoint.index[f"{block}.main_proj.weight"].shape[1] // self.config.hidden
+
+    def markov(self, block: str) -> v4.MarkovSpec:
+        return v4.MarkovSpec(
+            previous=self.weight(f"{block}.markov_w1"),
+            following=self.weight(f"{block}.markov_w2"),
+            confidence=self.vector(f"{block}.conf_proj.weight"),
+            fold=self.head(f"{block}.hc_head", f"{block}.norm"),
+        )
+
     def join(self, block: str) -> v4.JoinSpec:
         c = self.config
         fused = f"{block}.eh_proj.weight" in self.checkpoint.index

@@ -1,6 +1,7 @@
 """DeepSeek-V4, layer by layer.  Knows no device, and nothing of where weights come from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Self
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array, Backend, Logits
 from penstock.backend.state import DRAFTS, StateLayout, StatePool, Step
+from penstock.errors import OptionError
 from penstock.model.base import Architecture, RoutedExperts
 from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
+from penstock.model.deepseek_v4.dspark import BLOCK, DSparkModule
 from penstock.model.deepseek_v4.routed import DeepSeekV4Experts
 from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
@@ -93,8 +96,8 @@ class DeepSeekV4(Architecture):
                     layer.following = following
         is_last = layers.stop == config.layer_count
         with_draft = is_last and checkpoint.has_mtp
-        self.embedding = self.head = self.draft_block = None
-        if layers.start == 0 or with_draft:
+        self.embedding = self.head = self.draft_block = self.dspark = None
+        if layers.start == 0 or (is_last and checkpoint.has_draft):
             self.embedding = ops.embedding(self.dense.weight(EMBEDDING))
         if is_last:
             self.head = ops.head(description.head())
@@ -103,12 +106,33 @@ class DeepSeekV4(Architecture):
             block = self._layer(description, DRAFT, config.mtp_layer, layout, experts)
             assert self.embedding is not None
             self.draft_block = DraftBlock(description, ops, block, self.embedding, layout, len(self.layers))
+        self._blocks = range(len(self.layers))  # that a step passes through
+        if is_last and checkpoint.has_dspark:
+            assert self.embedding is not None
+            self.dspark = self._dspark(description, layout, experts, self.embedding)
+            self._blocks = range(len(self.layers) + len(self.dspark.stages))
 
     def _layer(
         self, description: Description, block: str, layer: Any, layout: StateLayout, experts: ExpertStore
     ) -> Layer:
         spec, state = description.layer(block, layer), attention_state(layout.series, block)
         return Layer(self.ops, spec, state, block, experts)
+
+    def _dspark(
+        self, description: Description, layout: StateLayout, experts: ExpertStore, embedding: v4.Embedding
+    ) -> DSparkModule:
+        blocks, config, count = description.checkpoint.draft_blocks, description.config, len(self.layers)
+        if (watched := description.watched(blocks[0])) > count:
+            raise OptionError(
+                f"the last stage has {count} layers, and the DSpark module looks at the last {watched}; "
+                "layers gives it more, and draft 'ngram' or 'off' leaves the module out"
+            )
+        stages = []
+        for block in blocks:
+            spec, state = description.layer(block, config.mtp_layer), attention_state(layout.series, block)
+            spec = replace(spec, attention=replace(spec.attention, block=BLOCK))
+            stages.append(Layer(self.ops, spec, state, block, experts))
+        return DSparkModule(description, self.ops, stages, embedding, count, count)
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,13 +142,15 @@ class DeepSeekV4(Architecture):
         hidden: NDArray[np.float32] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Array:
-        batch = self.ops.begin(step, range(len(self.layers)))
+        batch = self.ops.begin(step, self._blocks)
         start = partial(self._embed, batch) if hidden is None else self.ops.received(hidden, batch)
         streams = self.ops.repeat(batch, lambda tell: self._layers(start(), batch, tell), progress)
         if self.draft_block is not None:
             self.dense.enter(DRAFT)
             self.draft_block.follow(streams, step, batch)
             self.dense.leave(DRAFT)
+        if self.dspark is not None:
+            self.dspark.follow(step, batch)
         return streams
 
     def _embed(self, batch: Any) -> Array:
@@ -138,6 +164,8 @@ class DeepSeekV4(Architecture):
             self.dense.enter(layer.block)
             layer.forward(streams, batch)
             self.dense.leave(layer.block)
+            if self.dspark is not None:
+                self.dspark.see(number - 1, streams)
             if progress is not None:
                 progress(number / len(self.layers))
         return streams
@@ -156,6 +184,8 @@ class DeepSeekV4(Architecture):
         return row
 
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
+        if self.dspark is not None:
+            return self.dspark.draft(slot, position, token, most, least)
         assert self.draft_block is not None
         found: list[tuple[int, float]] = []
         streams, all_right = None, 1.0
@@ -176,6 +206,8 @@ class DeepSeekV4(Architecture):
         return found
 
     def keep_up(self, wanted: bool) -> None:
+        if self.dspark is not None:
+            self.dspark.keeps_up = wanted
         if self.draft_block is not None:
             self.draft_block.keeps_up = wanted
 
@@ -197,8 +229,9 @@ class DeepSeekV4(Architecture):
     ) -> StateLayout:
         config = checkpoint.config
         layers = checkpoint.layers if layers is None else layers
-        draft = checkpoint.has_mtp and layers.stop == config.layer_count
-        series = tuple(all_series(config, kv_dtype, layers, draft))
+        is_last = layers.stop == config.layer_count
+        stages = len(checkpoint.draft_blocks) if checkpoint.has_dspark and is_last else 0
+        series = tuple(all_series(config, kv_dtype, layers, checkpoint.has_mtp and is_last, stages))
         return StateLayout(series, context, max_rewind, kv_dtype, config.vocab_size)
 
     @staticmethod

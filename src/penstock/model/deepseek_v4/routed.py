@@ -19,8 +19,7 @@ class DeepSeekV4Experts(RoutedExperts):
         pool = backend.states(StateLayout(series, 1, 0, "f16", config.vocab_size))
         ops = backend.deepseek_v4()(backend, pool)
         layers = {f"blk.{number}": config.layers[number] for number in checkpoint.layers}
-        if checkpoint.has_mtp:
-            layers["mtp.0"] = config.mtp_layer
+        layers |= dict.fromkeys(checkpoint.draft_blocks, config.mtp_layer)
         self._ops = {block: ops.experts(description.experts(block, layer)) for block, layer in layers.items()}
         self._backend, self._store, self._nobody = backend, experts, config.experts
 

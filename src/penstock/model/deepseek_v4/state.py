@@ -34,13 +34,18 @@ def draft_series(config: ModelConfig, kv_dtype: str) -> list[Series]:
     return [*layer_series(config, config.mtp_layer, DRAFT, kv_dtype, lag=1), streams]
 
 
-def all_series(config: ModelConfig, kv_dtype: str, layers: range, draft: bool) -> Iterator[Series]:
+def all_series(
+    config: ModelConfig, kv_dtype: str, layers: range, draft: bool, stages: int = 0
+) -> Iterator[Series]:
+    """draft: with an MTP block; stages: of a DSpark module"""
     if not 0 <= layers.start <= layers.stop <= config.layer_count:
         raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {config.layer_count}")
     for number in layers:
         yield from layer_series(config, config.layers[number], f"blk.{number}", kv_dtype)
     if draft:
         yield from draft_series(config, kv_dtype)
+    for number in range(stages):
+        yield from layer_series(config, config.mtp_layer, f"mtp.{number}", kv_dtype)
 
 
 def attention_state(series: tuple[Series, ...], block: str) -> AttentionState:

@@ -62,7 +62,7 @@ class TieredExperts(ExpertStore):
         self.heat = Heat(self.source.blocks, self.source.experts)
         self.places = np.full(self.source.experts, -1, np.int32)
         self.pacer = Pacer(counters, division, self.source.checkpoint.config.layer_count)
-        self._long = False  # the latest step was a long one
+        self._long_rows = 0  # of the longest step since the last short one
         self._lent = self._withheld = 0  # bytes of the device
         self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
 
@@ -135,16 +135,17 @@ class TieredExperts(ExpertStore):
     def begin_step(self, rows: int) -> bool:
         """Slots make room for the rows of a long step, or take it back after the last.  True: working memory of long
         steps is not needed any more, and is to be given back before `end_long`."""
-        if (rows > LONG) == self._long:
-            return False
-        self._long = rows > LONG
-        if self._long:
+        if rows <= LONG:
+            before, self._long_rows = self._long_rows, 0
+            return before > 0
+        if rows > self._long_rows:
+            self._long_rows = rows
             for pool in self._each_pool():
                 pool.passing.forget()
                 pool.slots.wait()
-                pool.placement.begin_long()
-                pool.slots.resize(pool.placement.long_slots)
-        return not self._long
+                pool.placement.begin_long(rows)
+                pool.slots.resize(pool.placement.left)
+        return False
 
     def end_long(self) -> None:
         """Long steps have given their memory back."""
@@ -190,10 +191,10 @@ class TieredExperts(ExpertStore):
         pool.passing.forget()
         pool.slots.wait()
         pool.placement.resize(slots, long_slots)
-        if self._long:
-            pool.placement.begin_long()
-        there = pool.slots.resize(long_slots if self._long else slots)
-        if not self._long and there < slots:
+        if self._long_rows:
+            pool.placement.begin_long(self._long_rows)
+        there = pool.slots.resize(pool.placement.left if self._long_rows else slots)
+        if not self._long_rows and there < slots:
             pool.placement.resize(there, min(long_slots, there))
 
     def _each_pool(self) -> list[Pool]:
@@ -330,8 +331,9 @@ class TieredLease(Lease, DividedLease):
         store, placement, passing = self.store, self.pool.placement, self.pool.passing
         self.settle()
         numbers = np.flatnonzero(rows).tolist()
-        self._note(numbers, int(rows.sum()) // placement.used, np.array(numbers, np.int64))
-        missing = placement.long_turn(self.block, numbers)
+        count = int(rows.sum()) // placement.used
+        self._note(numbers, count, np.array(numbers, np.int64))
+        missing = placement.long_turn(self.block, numbers, count)
         self.places.fill(-1)
         for number in numbers:
             slot = placement.slot_of.get(self._base + number)

@@ -78,9 +78,11 @@ class MappedTier(HostTier):
     def extents(self) -> list[Bytes]:
         """The stretches of the files that hold experts."""
         infos = [
-            info
+            part
             for key in range(len(self.source.blocks) * self.source.experts)
             for info in self.source.infos(key)
+            for part in (info, info.scale)
+            if part is not None
         ]
         infos.sort(key=lambda info: (str(info.file.path), info.offset))
         found: list[tuple[Bytes, int, int]] = []

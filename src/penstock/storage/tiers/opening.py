@@ -57,6 +57,8 @@ def open_tiers(
             memory=host.cache,
             passing=kind.passing,
             long_slots=kind.long_slots,
+            chunk=plan.chunk,
+            step=kind.step,
         )
         layers = [block for block in kind.blocks if source.blocks[block].startswith("blk.")]
         pool = Pool(placement, slots, Passing(host, slots, placement, layers), kind)

@@ -53,7 +53,8 @@ class Placement:
     memory      what the host holds; None: all of them
     used        experts of a token
     passing     slots through which experts of long steps pass; those of the cache give way to them meanwhile
-    long_slots  of all slots, those that a long step leaves: the others' memory is its own meanwhile
+    long_slots  of all slots, those that the longest step leaves: the others' memory is its own meanwhile
+    chunk       rows of that step; a shorter one leaves more, in steps of `step`.  0: all leave the same
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Placement:
         memory: Cache | None = None,
         passing: int = 0,
         long_slots: int | None = None,
+        chunk: int = 0,
+        step: int = 1,
     ):
         self.cache = Cache(_capacity(slots), make_policy(policy, slots), lambda _: 1)
         self.division, self.counters, self.memory = division, counters, memory
@@ -77,6 +80,8 @@ class Placement:
         self.passing: list[int] = []  # slots of long steps, while there are any
         self._passing, self._slots = passing, slots
         self._long_slots = slots if long_slots is None else long_slots
+        self._chunk, self._step = chunk, step
+        self.left = slots  # by the long step under way
         self._uses: dict[Key, int] = defaultdict(int)
         self._counted = 0
         self._unsettled: _Unsettled | None = None
@@ -241,10 +246,10 @@ class Placement:
 
     # ── steps of many rows ────────────────────────────────────────────────────────────────────────────────
 
-    def long_turn(self, block: int, numbers: Sequence[int]) -> list[int]:
+    def long_turn(self, block: int, numbers: Sequence[int], rows: int) -> list[int]:
         """Of the experts that a layer of a long step needs, those that have to pass through; the others are here."""
         self.settle()
-        self.begin_long()
+        self.begin_long(rows)
         base, counters = block * self.experts, self.counters
         here = [base + number for number in numbers if base + number in self.cache]
         for _ in self.cache.request(here):
@@ -258,14 +263,26 @@ class Placement:
         counters.passed += len(missing)
         return missing
 
-    def begin_long(self) -> None:
-        """Long steps follow: some slots are theirs, and through some experts pass."""
-        if not self.passing:
-            self.settle()
-            count = min(self._passing, (self._long_slots - 1) // 2 * 2)  # two halves, and one slot besides
-            self._leave(self._long_slots)
-            self._shrink(self._long_slots - count)
-            self.passing = [self.free.pop() for _ in range(count)]
+    def begin_long(self, rows: int) -> None:
+        """Steps of up to so many rows follow: some slots are theirs, and through some experts pass."""
+        left = self._left_by(rows)
+        if self.passing:
+            if left >= self.left:
+                return
+            self.end_long()
+        self.settle()
+        self.left = left
+        count = min(self._passing, (left - 1) // 2 * 2)  # two halves, and one slot besides
+        self._leave(left)
+        self._shrink(left - count)
+        self.passing = [self.free.pop() for _ in range(count)]
+
+    def _left_by(self, rows: int) -> int:
+        """Slots whose memory a step of so many rows does not need."""
+        if not self._chunk:
+            return self._long_slots
+        gone = -(-(self._slots - self._long_slots) * min(rows, self._chunk) // self._chunk)
+        return max(self._long_slots, (self._slots - gone) // self._step * self._step)
 
     def end_long(self) -> None:
         if self.passing:

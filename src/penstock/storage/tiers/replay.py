@@ -22,6 +22,8 @@ class Slots:
     count: int
     long_count: int
     passing: int
+    chunk: int = 0  # rows of the step that leaves `long_count`
+    step: int = 1
 
 
 def replay_tiers(
@@ -46,6 +48,8 @@ def replay_tiers(
             memory=cache,
             passing=each.passing,
             long_slots=each.long_count,
+            chunk=each.chunk,
+            step=each.step,
         )
         placements |= dict.fromkeys(each.blocks, placement)
     keys = trace.keys.tolist()
@@ -54,7 +58,7 @@ def replay_tiers(
         numbers = [key % header.experts for key in keys[start:stop]]
         placement, nbytes = placements[block], header.block_bytes[block]
         if rows > LONG:
-            missing = placement.long_turn(block, numbers)
+            missing = placement.long_turn(block, numbers, rows)
             counters.link_bytes += len(missing) * nbytes
         else:
             turn = placement.turn(block, numbers, rows)

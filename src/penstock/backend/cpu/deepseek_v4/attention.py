@@ -67,7 +67,8 @@ class CpuAttention(v4.Attention):
             self.index_compressor = self._compressor(indexer.compressor, columns[4:6], half)
         ratio = compressor.ratio if compressor is not None else 1
         attention = Described(
-            structs.Attention(sinks.address, spec.heads, spec.dim, spec.window, ratio, half), sinks
+            structs.Attention(sinks.address, spec.heads, spec.dim, spec.window + spec.block, ratio, half),
+            sinks,
         )
         out_a = weight_of(spec.out_a)
         output = Described(structs.Output(out_a.address, self.out_b.address, spec.groups), out_a, self.out_b)

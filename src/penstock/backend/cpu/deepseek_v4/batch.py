@@ -45,12 +45,16 @@ class SequenceStates:
 
 
 class Sequence:
-    """One sequence's share of a step: rows [start, start + count), positions from `position` on."""
+    """One sequence's share of a step: rows [start, start + count), positions from `position` on.  since: see
+    `Ops.begin`"""
 
-    __slots__ = ("count", "position", "slot", "start", "states")
+    __slots__ = ("count", "position", "since", "slot", "start", "states")
 
-    def __init__(self, slot: int, start: int, count: int, position: int, states: SequenceStates):
+    def __init__(
+        self, slot: int, start: int, count: int, position: int, states: SequenceStates, since: int = 0
+    ):
         self.slot, self.start, self.count, self.position, self.states = slot, start, count, position, states
+        self.since = since
 
     def enter(self, blocks: slice, direct: bool) -> None:
         """Tells these blocks where the sequence stands, and whether its rows go to their rings at once."""

@@ -14,6 +14,7 @@ from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
 from penstock.backend.cpu.deepseek_v4.batch import Batch, Sequence, SequenceStates
 from penstock.backend.cpu.deepseek_v4.described import Described, expect, vector, weight_of
+from penstock.backend.cpu.deepseek_v4.dspark import CpuBlockAttention, CpuFeatures, CpuMarkovHead
 from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
 from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
 from penstock.backend.cpu.low_precision import round_attention, round_experts, round_join
@@ -234,7 +235,7 @@ class CpuOps(v4.Ops):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range, settled: bool = False) -> Batch:
+    def begin(self, step: Step, blocks: range, settled: bool = False, since: int = 0) -> Batch:
         chosen, sequences = slice(blocks.start, blocks.stop), []
         positions = Buffer(step.positions)
         for number, slot in enumerate(step.slots):
@@ -243,7 +244,7 @@ class CpuOps(v4.Ops):
             states = self._states.get(memory)
             if states is None:
                 states = self._states[memory] = SequenceStates(slot, self._pool, self._blocks)
-            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states)
+            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states, since)
             direct = settled or in_place(sequence.count)
             sequence.enter(chosen, direct)
             if not direct:
@@ -285,7 +286,8 @@ class CpuOps(v4.Ops):
     def attention(self, spec: v4.AttentionSpec, state: v4.AttentionState) -> CpuAttention:
         self._frequencies.setdefault(id(spec.frequencies), vector(spec.frequencies))
         number = len(self._blocks)
-        block = CpuAttention(spec, state, number, self._pool, self._workspace, self._threads)
+        kind = CpuBlockAttention if spec.block else CpuAttention
+        block = kind(spec, state, number, self._pool, self._workspace, self._threads)
         if self._low_precision:
             round_attention(block)
         self._blocks.append(block)
@@ -314,6 +316,12 @@ class CpuOps(v4.Ops):
         if self._low_precision:
             round_join(join)
         return join
+
+    def features(self, spec: v4.FeaturesSpec) -> CpuFeatures:
+        return CpuFeatures(spec, self._workspace, self._threads)
+
+    def markov_head(self, spec: v4.MarkovSpec) -> CpuMarkovHead:
+        return CpuMarkovHead(spec, self._workspace, self._threads)
 
     # ── a draft block's streams ───────────────────────────────────────────────────────────────────────────
 

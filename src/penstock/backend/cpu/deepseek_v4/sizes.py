@@ -32,6 +32,8 @@ def _row_bytes(checkpoint: Checkpoint) -> int:
         floats += (
             3 * n * hidden + 2 * n * hidden + 2 * hidden + c.head_dim
         )  # what joins streams and next tokens
+    if checkpoint.has_dspark:  # features of the trunk, and what they become
+        floats += checkpoint.index["mtp.0.main_proj.weight"].shape[1] + 2 * hidden + c.head_dim
     return 4 * floats
 
 

@@ -50,8 +50,9 @@ class CudaOps(v4.Ops):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range, settled: bool = False) -> Batch:
+    def begin(self, step: Step, blocks: range, settled: bool = False, since: int = 0) -> Batch:
         assert not settled
+        assert not since
         self._backend.activate()
         with translated("a step"):
             if step.rows > STEP_ROWS:

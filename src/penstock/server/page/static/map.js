@@ -10,7 +10,7 @@ const SMALLEST = 2.2; // pixels of a cell, below which a layer takes several lin
 const DEVICE = 2; // of a cell's tier
 const RAMPS = { device: ["--map-device", "--map-busy"], present: ["--map-cold", "--map-cool", "--map-warm", "--map-hot"], absent: ["--map-gone", "--map-missed"] };
 
-const layerName = (block) => block.replace("blk.", "").replace(/^mtp.*/, "mtp");
+const layerName = (block) => block.replace("blk.", "").replace(/^mtp\.0$/, "mtp");
 
 export class ExpertMap {
   constructor() {
