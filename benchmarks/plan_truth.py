@@ -58,7 +58,7 @@ import json, random, sys, time
 import penstock
 path, memory, prompt, answer, learn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 begin = time.perf_counter()
-engine = penstock.Engine(path, memory=None if memory == "none" else memory, draft="off", learn=learn)
+engine = penstock.Engine(path, memory=None if memory == "none" else memory, learn=learn)
 load = time.perf_counter() - begin
 ids = random.Random(0).choices(range(engine.config.vocab_size), k=prompt)
 steps = engine.generate(ids, answer + 1, penstock.Sampling(seed=0, ignore_eos=True))
@@ -120,7 +120,7 @@ def model_files(options: argparse.Namespace, console: Console) -> Iterator[dict[
 def budgets(path: Path, given: str) -> list[str]:
     if given:
         return given.split(",")
-    plan = Engine(path, load=False, memory=None, draft="off", context=4096).plan
+    plan = Engine(path, load=False, memory=None, context=4096).plan
     least = plan.smallest + (8 << 20)
     return [*(write_size(least + int(share * plan.experts_total) >> 20 << 20) for share in SHARES), "none"]
 

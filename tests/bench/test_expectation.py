@@ -12,6 +12,7 @@ from penstock.bench import expectation, expected
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
 from penstock.bench.expected import expect_here
+from penstock.bench.missing_weights import Handling
 from penstock.bench.routing import DrawnRouting
 from penstock.bench.token_overhead import token_overhead
 from penstock.engine.engine import Engine
@@ -37,6 +38,7 @@ from penstock.weights.widths import WIDTHS
 
 GIB = 1 << 30
 MS = 1e-3
+FREE = Handling(*(0.0 for _ in Handling._fields))
 FLAT = Curve((1, 64), (MS, 64 * MS))  # a millisecond for every row
 
 
@@ -81,11 +83,24 @@ def test_all_in_memory(flash: Checkpoint) -> None:
 
 
 def test_a_slow_disk_sets_the_pace(flash: Checkpoint) -> None:
-    disk = ReadSpeed(1e8, 0.0, handling=0.0)
-    found = expect(flash, planned(flash, 16 * GIB), costs(flash), disk).steady
+    disk = ReadSpeed(1e8, 0.0)
+    found = expect(flash, planned(flash, 16 * GIB), costs(flash), disk, handling=FREE).steady
     assert found.seconds == pytest.approx(found.disk_bytes / disk.bytes_per_second, rel=0.2)
     assert found.waiting > 0.5 * found.seconds
     assert 0.05 < found.hit_rate < 0.2
+
+
+def test_missing_experts_cost_the_processors_time_too(flash: Checkpoint) -> None:
+    """Where the disk is quick, nothing else is longer; hardly any layer has all of its experts."""
+    plan, disk = replace(planned(flash, 16 * GIB), ahead=0), ReadSpeed(1e12, 0.0)
+    handlings = FREE, FREE._replace(first=MS), FREE._replace(asking=MS / 2, first=MS, further=MS)
+    found, one, each = (
+        expect(flash, plan, costs(flash), disk, handling=handling).steady for handling in handlings
+    )
+    asked = found.tokens * flash.config.layer_count
+    assert one.seconds - found.seconds == pytest.approx(asked * MS, rel=0.05)
+    misses = (1 - found.hit_rate) * asked * flash.config.experts_used
+    assert each.seconds - found.seconds == pytest.approx(misses * MS, rel=0.05)
 
 
 def test_more_memory_is_never_slower(flash: Checkpoint) -> None:
@@ -172,7 +187,7 @@ def test_the_overhead_of_a_token_is_what_is_neither_model_nor_choice(monkeypatch
     takes(Sampler, "sample", 2.0)
     takes(Generation, "next", 1.0)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    assert token_overhead() == 1.0
+    assert token_overhead()[0] == 1.0
 
 
 def test_reading_to_new_memory_is_compared_with_reading_there_again(

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.bench.costs import Costs, Curve, LayerCosts
+from penstock.bench.missing_weights import Handling
 from penstock.weights.checkpoint import Checkpoint
 
 CURVE = Curve((1, 64), (1e-3, 2e-2))
@@ -17,6 +18,7 @@ def some_costs(checkpoint: Checkpoint, *_: object) -> Costs:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every machine computes alike; the disk is measured in a moment."""
     monkeypatch.setattr("penstock.bench.expected.kernel_costs", some_costs)
+    monkeypatch.setattr("penstock.bench.expected.handling", lambda *_: Handling())
     monkeypatch.setattr("penstock.bench.expected.read_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("penstock.storage.read_speed.SECONDS", 0.001)
     monkeypatch.setattr("penstock.storage.read_speed.PAUSE", 0.0)

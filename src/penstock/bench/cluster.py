@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from penstock.backend.base import Backend
 from penstock.bench.costs import Costs, Curve, LayerCosts, fingerprint, kernel_costs
 from penstock.bench.expectation import PROMPT, Expectation, expect
+from penstock.bench.missing_weights import Handling, handling
 from penstock.cluster.split import Machine, layer_bytes, model_head_layers, split
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
@@ -186,6 +187,7 @@ def expect_cluster(
     than layers."""
     notes = MeasuredOnce("machine", fingerprint(backend), again, say)
     costs = kernel_costs(checkpoint, backend, notes)
+    misses = Handling() if disk else handling(checkpoint, backend, notes)
     disk = disk or read_speed(ExpertSource(checkpoint), backend, notes)
     usual = [Machine(f"machine {n}", None, m.memory, 1 / m.speed) for n, m in enumerate(machines, 1)]
     tiles = split(usual, layer_bytes(checkpoint), model_head_layers(checkpoint))
@@ -201,7 +203,8 @@ def expect_cluster(
             ) from None
         context, chunk = context or min(tokens, checkpoint.config.context_length), chunk or plan.chunk
         own = costs_of(costs, layers, part.is_last, machine.speed)
-        stages.append(StageExpectation(machine, layers, plan, expect(part, plan, own, disk)))
+        expected = expect(part, plan, own, disk, handling=misses)
+        stages.append(StageExpectation(machine, layers, plan, expected))
     shape = architecture(checkpoint.config).boundary(checkpoint.config)
     return ClusterExpectation(tuple(stages), link, prod(shape) * BOUNDARY_BYTES[options.boundary], costs)
 

@@ -45,17 +45,17 @@ class LayerCosts(NamedTuple):
     mapped: float  # handing experts over where all are at hand
     streamed: float  # and where they come and go
     described: float  # an expert that is used for the first time
-    alone: float = 0.0  # an expert that comes later than the others
 
 
 class Costs(NamedTuple):
-    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step takes, by rows; and
-    of what the engine does for a token of an answer besides."""
+    """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step takes, by rows; of
+    what the engine does for a token of an answer besides; and of drafts, where anybody tries them."""
 
     layers: tuple[LayerCosts, ...]
     head: float
     step: Curve
     token: float = 0.0
+    drafts: float = 0.0
 
 
 def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) -> Costs:
@@ -68,8 +68,8 @@ def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) 
             found[keys] = _measure(checkpoint, number, backend, keys, notes)
         layer, head, step = found[keys]
         layers.append(layer)
-    (token,) = notes.numbers("token", 1, lambda: [token_overhead()], rounds=ROUNDS)
-    return Costs(tuple(layers), head * checkpoint.config.vocab_size, step, token)
+    token, drafts = notes.numbers("token", 2, token_overhead)
+    return Costs(tuple(layers), head * checkpoint.config.vocab_size, step, token, drafts)
 
 
 def _measure(
@@ -92,12 +92,12 @@ def _measure(
 
     def experts() -> list[float]:
         pairs = [layers().experts(rows) for rows in EXPERT_ROWS]
-        handing = [layers().mapped(), layers().streamed(), layers().described(), layers().alone()]
+        handing = [layers().mapped(), layers().streamed(), layers().described()]
         return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), *handing]
 
     few, more = len(ROWS), len(EXPERT_ROWS)
     rests = notes.numbers(keys[0], 2 * few + 2, rest, rounds=ROUNDS)
-    expert = notes.numbers(keys[1], 2 * more + 4, experts, rounds=ROUNDS)
+    expert = notes.numbers(keys[1], 2 * more + 3, experts, rounds=ROUNDS)
     layer = LayerCosts(
         Curve(ROWS, tuple(rests[:few])),
         rests[-2],

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from penstock.bench.costs import Costs, LayerCosts
+from penstock.bench.missing_weights import Handling
 from penstock.bench.routing import DrawnRouting, Routing, TracedRouting
 from penstock.bench.timeline import Timeline
 from penstock.machine.cpu import read_cpu
@@ -92,6 +93,7 @@ class ExpectedRun:
         disk: ReadSpeed,
         routing: Routing,
         policy: str = "lfru",
+        handling: Handling = Handling(),
         guesses_right: float = UNTRIED,
         fresh: float = 0.0,
         young: float = 0.0,
@@ -100,7 +102,7 @@ class ExpectedRun:
         """guesses_right: of those about the next layer's experts, the share that is; fresh: seconds that a byte takes
         to become memory, by one core; young: seconds longer that it takes to be read there for the second time."""
         self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
-        self.disk, self.guesses_right, self.fresh, self.young = disk, guesses_right, fresh, young
+        self.handling, self.guesses_right, self.fresh, self.young = handling, guesses_right, fresh, young
         self._cores = read_cpu().usable
         self._layers = [checkpoint.config.layers[number] for number in checkpoint.layers]
         self._blocks = [f"blk.{number}" for number in checkpoint.layers]
@@ -183,7 +185,7 @@ class ExpectedRun:
                 time.compute(costs.mapped + len(new) * costs.described)
                 time.compute(self._computing(costs, rows, len(chosen[number])))
             else:
-                missing = self._ask(self.cache, number, chosen[number], ahead.pop(number, None))
+                missing = self._ask(self.cache, number, rows, chosen[number], ahead.pop(number, None))
                 if rows <= GUESSED_ROWS and number + 1 < len(chosen):
                     self._guess(number + 1, chosen[number + 1], ahead)
                 self._compute(costs, rows, len(chosen[number]), missing)
@@ -197,7 +199,7 @@ class ExpectedRun:
         self.position += rows
 
     def _read_block(self, block: str) -> None:
-        self.time.compute(self.disk.handling)
+        self.time.compute(self.handling.block)
         self._coming[block] = self.time.ask_ahead(self.sizes.blocks[block])
 
     def _computing(self, costs: LayerCosts, rows: int, experts: int) -> float:
@@ -218,7 +220,8 @@ class ExpectedRun:
     def _guess(self, number: int, chosen: list[int], ahead: dict[int, Ahead]) -> None:
         """The next layer's experts, some of which are those that it will ask for."""
         trying = self.guesses < TRIAL or self.guesses_right >= WORTH
-        if trying and not self._layers[number].hashed:
+        if trying and self.plan.ahead and not self._layers[number].hashed:
+            self.time.compute(self.handling.guess)
             self._read_ahead(number, self._absent(number, chosen), ahead, self.guesses_right)
 
     def _read_ahead(
@@ -232,19 +235,20 @@ class ExpectedRun:
             return
         self.time.compute(max(0, taken + count * size - self._filled_ahead) * self.fresh / self._cores)
         self._filled_ahead = max(self._filled_ahead, taken + count * size)
-        self.time.compute(count * self.disk.handling / 2)
+        self.time.compute(count * self.handling.asking)
+        nbytes = count * self.sizes.source.useful_bytes[number]
         if right is None:
-            ahead[number] = Ahead(count, self.time.ask_ahead(count * size))
+            ahead[number] = Ahead(count, self.time.ask_ahead(nbytes))
         else:
             self.guesses += count
-            wrong = self.time.ask_ahead((1 - right) * count * size)
-            ahead[number] = Ahead(right * count, self.time.ask_ahead(right * count * size), wrong)
+            wrong = self.time.ask_ahead((1 - right) * nbytes)
+            ahead[number] = Ahead(right * count, self.time.ask_ahead(right * nbytes), wrong)
 
     def _absent(self, number: int, chosen: list[int]) -> int:
         assert self.cache is not None
         return sum(number * self.sizes.source.experts + expert not in self.cache for expert in chosen)
 
-    def _ask(self, cache: Cache, number: int, chosen: list[int], ahead: Ahead | None) -> Missing:
+    def _ask(self, cache: Cache, number: int, rows: int, chosen: list[int], ahead: Ahead | None) -> Missing:
         """The cache decides, and what is missing is asked for."""
         source = self.sizes.source
         missing = young = 0
@@ -260,7 +264,9 @@ class ExpectedRun:
         early = min(float(missing), ahead.count) if ahead else 0.0
         there = 0.0
         if missing > early:
-            nbytes = (missing - early) * source.slot_bytes[number]
+            if rows <= GUESSED_ROWS:
+                self.time.compute((missing - early) * self.handling.asking)
+            nbytes = (missing - early) * source.useful_bytes[number]
             there = self.time.ask(nbytes, young / missing * nbytes * self.young)
         # Those who read make the memory, while the disk is at work for others of them.
         self.time.compute(max(0, cache.used - self._filled) * self.fresh / self._cores)
@@ -271,18 +277,20 @@ class ExpectedRun:
         """Few rows: hits first, then what comes as it comes; many: in order of number, reading meanwhile.  Either way
         the last one to come is computed when it is there."""
         time, computing = self.time, self._computing(costs, rows, experts)
-        time.compute(costs.streamed + (missing.count - missing.early / 2) * self.disk.handling)
         each = costs.routed.at(rows * self.config.experts_used / experts)
-        if rows <= GUESSED_ROWS:
-            time.compute(missing.count * costs.alone)
-        last = each if missing.count else 0.0
-        time.compute(computing - last)
+        last, handling = each if missing.count else 0.0, 0.0
+        if rows > GUESSED_ROWS:
+            time.compute(missing.count * self.handling.many - missing.early * self.handling.asking)
+        elif missing.count:
+            handling = self.handling.first + (missing.count - 1) * self.handling.further
+            handling = max(0.0, handling - missing.count * self.handling.asking)
+        time.compute(costs.streamed + computing - last)
         if missing.ahead:
             time.wait_ahead(missing.ahead.read)
             if missing.ahead.wrong is not None:
                 time.drop(missing.ahead.wrong)
         time.wait(missing.there)
-        time.compute(last)
+        time.compute(handling + last)
 
 
 def expect(
@@ -294,6 +302,7 @@ def expect(
     usage: Usage | None = None,
     trace: Trace | None = None,
     policy: str = "lfru",
+    handling: Handling = Handling(),
     coming: float = 0.0,
     fresh: float = 0.0,
     young: float = 0.0,
@@ -301,6 +310,7 @@ def expect(
     """The speed of a model or of some of its layers (`Checkpoint.slice`), on disk or imagined.
 
     usage, trace  how often experts were used, or which ones; without either all are equally likely
+    handling      what missing experts cost of the processors' time
     coming        seconds that a mapped file takes to come to memory, with the first prompt
     fresh         seconds that a byte takes to become memory, for experts and for the rows of the first chunk
     young         seconds longer that a byte takes to be read for the second time to memory that was new
@@ -317,7 +327,9 @@ def expect(
         else:
             shape = (len(checkpoint.layers), source.experts)
             routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used, seed)
-        return ExpectedRun(checkpoint, plan, costs, disk, routing, policy, right, fresh, young, sizes)
+        return ExpectedRun(
+            checkpoint, plan, costs, disk, routing, policy, handling, right, fresh, young, sizes
+        )
 
     def beginning(tokens: int, seed: int = 0) -> tuple[ExpectedRun, Phase]:
         """A run that has read a prompt."""

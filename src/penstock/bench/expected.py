@@ -17,6 +17,7 @@ from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, Phase, expect
+from penstock.bench.missing_weights import Handling, handling
 from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
@@ -48,6 +49,7 @@ class Expected(Expectation):
     memory_bandwidth: float  # bytes per second
     basis: str  # where the hit rate comes from
     absent: Absent  # of a mapped file
+    handling: Handling
     filling: Filling
     young: float  # seconds longer that a byte takes to be read for the second time to memory that was new
     prefill_between: tuple[float, float]  # tokens per second, as new memory is slow or quick
@@ -90,6 +92,7 @@ def expect_here(
     backend: Backend,
     *,
     disk: ReadSpeed | None = None,
+    misses: Handling | None = None,
     learned: bool = True,
     trace: Trace | None = None,
     policy: str = DEFAULT,
@@ -99,6 +102,7 @@ def expect_here(
     """What is not known yet is measured, once, which takes some seconds: `say` is told before.
 
     disk     the speed of the disk, for a model that is not on any; else that of its own
+    misses   what missing experts cost, for such a model
     learned  whether the use of experts that was learned counts, if there is any
     policy   the one to expect with a trace; else the engine's own choice
     """
@@ -106,9 +110,13 @@ def expect_here(
     notes = MeasuredOnce("machine", fingerprint(backend), again, say)
     seconds_per_byte = notes.numbers("memory", 1, lambda: [1 / read_bandwidth(threads, MEMORY)])[0]
     costs = kernel_costs(checkpoint, backend, notes)
-    on_disk, usage = disk is None, None
+    if plan.mode != "direct":  # nobody drafts where experts come from a disk
+        costs = costs._replace(token=costs.token + costs.drafts)
+    on_disk, usage, misses = disk is None, None, misses or Handling()
     if disk is None:
-        disk = read_speed(ExpertSource(checkpoint), backend, notes)
+        if plan.mode == "direct":
+            misses = handling(checkpoint, backend, notes)
+        disk = read_speed(ExpertSource(checkpoint), backend, notes)  # last, because it changes most
         if trace is None and plan.mode == "direct":
             config, model = checkpoint.config, checkpoint.fingerprint()
             known = recall_usage(model, config.layer_count, config.experts) if learned else None
@@ -124,6 +132,7 @@ def expect_here(
         usage=usage,
         trace=trace,
         policy=policy,
+        handling=misses,
         coming=cold.seconds,
         fresh=filling.usual,
         young=young,
@@ -136,6 +145,7 @@ def expect_here(
         memory_bandwidth=1 / seconds_per_byte,
         basis=basis,
         absent=cold,
+        handling=misses,
         filling=filling,
         young=young,
         prefill_between=_between(found.prefill, plan, filling),

@@ -143,16 +143,6 @@ class ImaginedLayers:
         shared = repeat(alone)
         return shared, max(0.0, repeat(together) - shared) / self.config.experts_used
 
-    def alone(self) -> float:
-        """Seconds that an expert takes longer for a row if it is computed by itself and not together with others."""
-        x, ids, weights = self._routed(1)
-        nothing = [self._call(number, x, ids, weights, self._table(())) for number in range(self.copies)]
-        one = [
-            self._call(number, x, ids, weights, self._table(experts[:1]))
-            for number, experts in enumerate(self.sets)
-        ]
-        return max(0.0, repeat(one) - repeat(nothing) - self.experts(1)[1])
-
     def mapped(self) -> float:
         """Seconds that handing over experts takes, where all are at hand."""
         _, ids, _ = self._routed(1)

@@ -52,7 +52,7 @@ def expect_in_tiers(
     assert plan.tiers is not None
     source = ExpertSource(checkpoint)
     notes = MeasuredOnce("machine", fingerprint(backend.beside), again, say)
-    nbytes = sum(info.total_bytes for info in source.infos(0))
+    nbytes = source.useful_bytes[0]
     disk = 0.0
     if not plan.tiers.whole:
         disk = nbytes / read_speed(source, backend.beside, notes).bytes_per_second

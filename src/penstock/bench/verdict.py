@@ -108,12 +108,11 @@ def _helps(
 
     def times(model: Checkpoint, other: Plan, disk_speed: float = 1.0) -> float:
         disk = expected.disk._replace(bytes_per_second=disk_speed * expected.disk.bytes_per_second)
-        found = expect_here(model, other, backend, disk=disk)
+        found = expect_here(model, other, backend, disk=disk, misses=expected.handling)
         return found.steady.per_second / before.steady.per_second
 
-    before = expect_here(
-        checkpoint, plan, backend, disk=expected.disk
-    )  # without what was learned, as the others are
+    # Without what was learned, as the others are.
+    before = expect_here(checkpoint, plan, backend, disk=expected.disk, misses=expected.handling)
     found = [
         (
             f"twice the memory, {write_amount(2 * plan.budget)}",

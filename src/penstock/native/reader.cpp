@@ -75,9 +75,11 @@ class Reader {
                 range.needed = std::min(range.length, range.needed - at);
                 job.chunks.push_back({range, i});
             }
+        const i64 chunks = static_cast<i64>(job.chunks.size());
         if (job.waiting()) queue_of(job).push_back(&job);
         lock.unlock();
-        work_.notify_all();
+        // A thread for each chunk and no more: one that wakes for nothing takes a core from somebody who computes.
+        for (i64 i = std::min(chunks, limit_); i > 0; i--) work_.notify_one();
         return id;
     }
 

@@ -11,23 +11,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.backend.base import Backend
-from penstock.machine.cpu import read_cpu
 from penstock.machine.disk import find_disk
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.pages import reserve
 from penstock.storage.bundle import Bundle, Bytes
-from penstock.storage.cache import make_cache
-from penstock.storage.counters import BlockCounters, Counters
-from penstock.storage.prefetch import Prefetch
 from penstock.storage.reader import Reader
-from penstock.storage.slots import Slots
 from penstock.storage.source import ExpertSource
 from penstock.storage.store import ready_expert
-from penstock.storage.streamed import StreamedExperts, StreamedLease
 
 ONE_BY_ONE: Final = 12  # experts
-LEASES: Final = 256  # of layers that have to wait for all of their experts, at most
-HANDLINGS: Final = 3  # times that this is measured
 ROUNDS: Final = 11  # of many in a row
 GOOD: Final = (
     3  # the third best of them counts: a disk is slower while others use it, and hardly ever at its best
@@ -44,8 +36,7 @@ MOST_BYTES: Final = 128 << 20  # of memory for them
 
 
 class ReadSpeed(NamedTuple):
-    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte; `handling` is what an
-    expert that is missing costs of the processor's time.
+    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte that is of use.
 
     >>> ReadSpeed(2e9, 0.001).seconds(4_000_000)
     0.003
@@ -53,7 +44,6 @@ class ReadSpeed(NamedTuple):
 
     bytes_per_second: float
     latency: float
-    handling: float = 1e-4
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + nbytes / self.bytes_per_second if nbytes else 0.0
@@ -68,10 +58,7 @@ def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> R
     by_byte, latency = notes.numbers(
         item, 2, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
     )
-    # The processor's share does not change with the disk.
-    item = f"handling {pieces} pieces of {size}"
-    (handling,) = notes.numbers(item, 1, lambda: [measure_handling(source, backend)], rounds=HANDLINGS)
-    return ReadSpeed(1 / max(by_byte, SHORTEST), latency, handling)
+    return ReadSpeed(1 / max(by_byte, SHORTEST), latency)
 
 
 def still_reads(source: ExpertSource, by_byte: float) -> bool:
@@ -121,44 +108,8 @@ def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
         alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
     speed = sorted(speeds)[-GOOD]
     seconds, own = (median(numbers) for numbers in zip(*alone, strict=True))
-    latency = max(0.0, seconds - own - source.slot_bytes[0] / speed)
+    latency = max(0.0, seconds - own - source.useful_bytes[0] / speed)
     return [1 / speed, latency]
-
-
-def measure_handling(source: ExpertSource, backend: Backend) -> float:
-    """Seconds that an expert takes that is not there, from the cache's decision until it can be computed, beyond one
-    that is: the engine's thread works for it, and those that read take their share of every core."""
-    used, size, reader = source.checkpoint.config.experts_used, max(source.slot_bytes), Reader()
-    counters, slots = Counters([BlockCounters() for _ in source.blocks]), Slots(used * size)
-    store = StreamedExperts(
-        source,
-        backend,
-        reader,
-        make_cache("lfru", used * size, source.slot_bytes, source.experts),
-        slots,
-        Prefetch(source, reader, slots, 0, counters),
-        counters,
-    )
-
-    def worked(block: int, numbers: list[int]) -> float:
-        count = counters.blocks[block]
-        reading = time.process_time() - time.thread_time()
-        begin, waited = time.perf_counter(), count.stall_seconds
-        with StreamedLease(store, block, numbers, None) as lease:
-            for _ in lease.as_they_come():
-                pass
-        own = time.perf_counter() - begin - (count.stall_seconds - waited)
-        return own + (time.process_time() - time.thread_time() - reading) / read_cpu().usable
-
-    found, end = list[float](), time.perf_counter() + 4 * SECONDS
-    with closing(reader):
-        while len(found) < 4 or (len(found) < LEASES and time.perf_counter() < end):
-            block = len(found) % len(source.blocks)
-            numbers = sorted(random.sample(range(source.experts), used))
-            before = counters.blocks[block].misses
-            missing, here = worked(block, numbers), worked(block, numbers)
-            found.append((missing - here) / max(1, counters.blocks[block].misses - before))
-    return max(0.0, median(found))
 
 
 def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") -> tuple[float, float]:

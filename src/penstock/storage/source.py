@@ -58,14 +58,19 @@ class ExpertSource:
     def slot_bytes(self) -> list[int]:
         """For each block, memory that any of its experts fits in wherever in a file it begins."""
         found = []
-        for number in range(len(self.blocks)):
+        for number, data in enumerate(self.useful_bytes):
             infos = self.infos(number * self.experts)
-            data = sum(info.total_bytes for info in infos)
             tensors = sum(1 + (info.scale is not None) for info in infos)
             between = max(NEAR, 2 * mmap.PAGESIZE)  # unused bytes of a stretch, or the ends of two stretches
             spare = 2 * mmap.PAGESIZE + (tensors - 1) * between
             found.append(-(-(data + spare) // mmap.PAGESIZE) * mmap.PAGESIZE)
         return found
+
+    @cached_property
+    def useful_bytes(self) -> list[int]:
+        """For each block, what an expert has of weights."""
+        first_ones = (self.infos(number * self.experts) for number in range(len(self.blocks)))
+        return [sum(info.total_bytes for info in infos) for infos in first_ones]
 
     def size_of(self, key: int) -> int:
         return self.slot_bytes[key // self.experts]

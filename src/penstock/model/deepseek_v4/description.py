@@ -171,12 +171,12 @@ class Description:
         """How many of the trunk's last layers a DSpark module looks at."""
         return self.checkpoint.index[f"{block}.main_proj.weight"].shape[1] // self.config.hidden
 
-    def markov(self, block: str) -> v4.MarkovSpec:
+    def markov(self, block: str, head: v4.HeadSpec) -> v4.MarkovSpec:
         return v4.MarkovSpec(
             previous=self.weight(f"{block}.markov_w1"),
             following=self.weight(f"{block}.markov_w2"),
             confidence=self.vector(f"{block}.conf_proj.weight"),
-            fold=self.head(f"{block}.hc_head", f"{block}.norm"),
+            fold=head,
         )
 
     def join(self, block: str) -> v4.JoinSpec:

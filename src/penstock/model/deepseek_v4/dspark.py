@@ -50,8 +50,8 @@ class DSparkModule:
         self.config, self.dense = description.config, description.dense
         last = stages[-1].block
         self.features = ops.features(description.features(stages[0].block))
-        self.head = ops.head(description.head(f"{last}.hc_head", f"{last}.norm"))
-        self.markov = ops.markov_head(description.markov(last))
+        head = description.head(f"{last}.hc_head", f"{last}.norm")
+        self.head, self.markov = ops.head(head), ops.markov_head(description.markov(last, head))
         self.watched = range(layers - description.watched(stages[0].block), layers)
         self._blocks = range(first, first + len(stages))
         self._followed: dict[int, Followed] = {}  # by slot
@@ -66,9 +66,11 @@ class DSparkModule:
         """The windows get the rows of a step, whose features have all been seen."""
         if step.rows <= FEW and not self.keeps_up:
             return
-        x = self.features.run(step.rows)
+        x: Array = None
         for stage in self.stages:
             self.dense.enter(stage.block)
+            if x is None:  # the projection is the first stage's
+                x = self.features.run(step.rows)
             stage.attention.fill_window(x, batch)
             self.dense.leave(stage.block)
         for number, slot in enumerate(step.slots):
@@ -95,14 +97,12 @@ class DSparkModule:
         since = self._at(slot, position).first
         batch = self.ops.begin(Step.of([(slot, position, tokens, 0)]), self._blocks, since=since)
         streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
+        rows, found = np.arange(min(most, BLOCK)), list[tuple[int, float]]()
         for stage in self.stages:
             self.dense.enter(stage.block)
             stage.forward(streams, batch)
+            if stage is self.stages[-1]:  # whose the head is
+                logits = np.asarray(self.head.run(streams, rows, self.dense.head()))
+                found = self.markov.run(streams, logits, token, least)
             self.dense.leave(stage.block)
-        rows = np.arange(min(most, BLOCK))
-        last = self.stages[-1].block
-        self.dense.enter(last)
-        logits = np.asarray(self.head.run(streams, rows, self.dense.head()))
-        found = self.markov.run(streams, logits, token, least)
-        self.dense.leave(last)
         return found
