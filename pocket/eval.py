@@ -17,6 +17,7 @@ from typing import Final
 from penstock.chat.deepseek_v4.render import render
 from penstock.chat.messages import Thinking
 from penstock.engine.engine import Engine
+from penstock.errors import OptionError
 from penstock.pocket import pocket_path
 from pocket.answer import answers
 from pocket.data import Answer, Problem, problem
@@ -100,6 +101,8 @@ def story_prompts(count: int, seed: int) -> Iterator[Problem]:
 def draft_acceptance(engine: Engine, count: int, seed: int) -> list[tuple[int, int]]:
     """Of the draft block's guesses in a row during greedy stories, how many the trunk agrees with: (agreed, made) by
     place, each where those before it were right."""
+    if not engine.checkpoint.has_mtp:
+        raise OptionError(f"{engine.checkpoint.path}: the model has no MTP block")
     counts = [[0, 0] for _ in PLACES]
     for asked in story_prompts(count, seed):
         session, ends = engine.session(), set(engine.config.eos_ids)

@@ -71,7 +71,7 @@ def test_a_variable_that_cannot_have_its_value(variable: str, value: str, expect
         (("--vram", "8GiB"), "no GPU is used"),
         (("--vram", "lots"), "--vram is 'lots', expected an amount such as 8GiB"),
         (("--memory", "lots"), "--memory is 'lots', expected an amount such as 8GiB"),
-        (("--draft", "on"), "draft is 'on', expected one of auto, off, mtp, ngram"),
+        (("--draft", "on"), "draft is 'on', expected one of auto, off, mtp, dspark, ngram"),
         (("--draft", "off", "--mtp", "block.gguf"), "draft is 'off', which leaves the draft block out"),
         (("--threads", "0"), "threads is 0, expected a whole number from 1"),
     ],

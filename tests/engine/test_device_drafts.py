@@ -134,7 +134,7 @@ def test_requests_together_get_the_answers_they_get_alone(
 
 
 def costs_of(told: Iterator[tuple[int, float, bool]]) -> Speculation:
-    shared = Speculation(["ngram"], fresh=2)
+    shared = Speculation(["ngram"], fresh=1)
     for rows, seconds, begun in told:
         shared.told(1, rows, 1, Spent(seconds), begun)
     return shared

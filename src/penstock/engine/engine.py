@@ -251,7 +251,8 @@ class Engine:
 
     def new_speculation(self) -> Speculation | None:
         """What learns about drafts, with nothing learned yet; None if nobody drafts."""
-        fresh = RECORDED if isinstance(self.backend, DeviceBackend) else 0
+        # The first step of every width counts for nothing anyway.
+        fresh = RECORDED - 1 if isinstance(self.backend, DeviceBackend) else 0
         return Speculation(self.drafters, fresh) if self.drafters else None
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────────
