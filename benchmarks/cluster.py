@@ -187,8 +187,8 @@ def speed(
     half = f"0:{open_checkpoint(model).config.layer_count // 2}"
     for chunk in chunks if "stages" in cases else ():
         with staged(model, 2, *flags, prefill_chunk=chunk, layers=half, **shared) as (engine, _):
-            pieces_of = engine.stepper.piece(PROMPT)
-            show(f"two stages, pieces of {pieces_of}", measured(engine, repeat), one)
+            found = measured(engine, repeat)
+            show(f"two stages, pieces of {engine.stepper.piece(PROMPT)}", found, one)
     if "experts" in cases:
         with staged(model, 1, "--experts", "auto", **shared) as (engine, _):
             while not any("experts" in each for each in engine.stats()["cluster"]["members"]):

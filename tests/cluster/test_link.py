@@ -36,6 +36,7 @@ class Wire:
         self.asked_late = 0  # how often a sender found nobody ready
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Work:
+        assert to == 1
         work = Work()
         with self._lock:
             self.asked_late += not self._receives[tag]
@@ -44,6 +45,7 @@ class Wire:
         return work
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Work:
+        assert source == 0
         work = Work()
         with self._lock:
             self._receives[tag].append((tensors[0], work))
@@ -81,7 +83,8 @@ def test_messages_come_whole_and_in_order(size: int) -> None:
     for number in range(9):
         found = next(come)
         assert found.fields == {"number": number}
-        assert (found.arrays["streams"] == number).all() and len(found.arrays["streams"]) == size
+        assert (found.arrays["streams"] == number).all()
+        assert len(found.arrays["streams"]) == size
     assert not lost
 
 

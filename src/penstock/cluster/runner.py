@@ -1,8 +1,7 @@
 """A runner of steps whose layers are on several machines."""
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,15 +9,12 @@ from penstock.backend.base import Logits
 from penstock.backend.state import Step
 from penstock.cluster.choosing import Best, RemoteLogits, Row
 from penstock.cluster.message import Message
+from penstock.cluster.pieces import PromptPieces
 from penstock.cluster.pipeline import Epoch, Pipeline
 from penstock.cluster.states import ClusterStates
 from penstock.engine.runner import Pending, Runner
 from penstock.model.base import Architecture
 from penstock.storage.storage import Storage
-
-# A step in which all experts are used takes as much longer than its rows do as so many rows take, to unpack the
-# weights; `python -m benchmarks.cluster --only pieces` measures it.
-FIXED: Final = 42
 
 
 class Ridden(NamedTuple):
@@ -44,6 +40,7 @@ class ClusterRunner(Runner):
         self._stage = pipeline.stage
         self._stage.runner  # noqa: B018 - loads the weights
         self.depth = pipeline.head.stages
+        self._pieces = PromptPieces.of(self._stage.runner.checkpoint.config)
         self._follows = True  # see `keep_up`
         self._wanted: tuple[int, float] | None = (
             None  # drafts that are to come with steps: most, least likely
@@ -63,7 +60,9 @@ class ClusterRunner(Runner):
         stage = self._pipeline.own(epoch)
         local, share = stage.local_step(step), 1 / self.depth
         tell = None if progress is None else lambda done: progress(done * share)
+        before = stage.busy_seconds
         streams = stage.forward(local, None, tell)
+        self._pieces.took(step.rows, stage.busy_seconds - before)
         arrays = {"tokens": step.tokens, "positions": step.positions, "logits": step.logits}
         fields: dict[str, Any] = {
             "number": epoch.number(),
@@ -97,13 +96,11 @@ class ClusterRunner(Runner):
         return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
 
     def piece(self, tokens: int, most: int) -> int:
-        """Some stage waits while the first piece comes and while the last one goes: with p pieces a prompt takes
-        (p + stages − 1) · (FIXED + tokens / p), which is least for p = √(tokens · (stages − 1) / FIXED).  Where
-        experts come from a disk or are on a device, every piece pays much more for them: few are best."""
+        """See `PromptPieces`.  Where experts come from a disk or are on a device, every piece pays much more for
+        them: few are best."""
         if self._pipeline.head.options.prefill_chunk is not None or not self._pipeline.in_memory:
             return most
-        pieces = max(-(-tokens // most), round(math.sqrt(tokens * (self.depth - 1) / FIXED)), 1)
-        return max(1, -(-tokens // pieces))
+        return self._pieces.size(tokens, self.depth, most)
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]
