@@ -9,7 +9,7 @@ BEGIN: Final = 0.5  # of what a worker holds, before anything is known
 GAIN: Final = 0.2  # of what it holds, for a wait as long as the layer's work
 LEAST: Final = 1  # expert: as long as a few tokens choose it, what is learned stays true
 OFTEN, RARELY = 3, 255  # layers between two trials: odd, so that each layer has its turn
-NEWER: Final = 0.25  # weight of the latest trial against those before it
+NEWER: Final = 0.25  # weight of the latest time, or trial, against those before it
 RESERVED: Final = 1 << 29  # bytes of a worker's memory that are not for experts
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, Elsewhere, ExpertLease, ExpertTable
 from penstock.cluster.helpers import Answer, Helper
-from penstock.cluster.share import FEW
+from penstock.cluster.share import FEW, NEWER
 from penstock.errors import ClusterError
 from penstock.storage.heat import ExpertMap
 from penstock.storage.store import ExpertStore, Lease
@@ -31,7 +31,7 @@ class SharedExperts(ExpertStore):
         self, own: ExpertStore, backend: Backend, experts: int, helpers: Callable[[], Sequence[Helper]]
     ):
         self.own, self.backend, self.experts, self._helpers = own, backend, experts, helpers
-        self._usual = (0, 0.0)  # rows and seconds of the latest layer that was no trial
+        self._usual = (0, 0.0)  # rows and seconds of the latest layers that were no trials
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
         helpers = self._helpers()
@@ -60,11 +60,12 @@ class SharedExperts(ExpertStore):
 
     def _learn(self, rows: int, seconds: float, trial: Helper | None) -> None:
         """A layer is done."""
+        before, usual = self._usual
         if trial is None:
-            self._usual = rows, seconds
-        elif self._usual[0] == rows:
+            self._usual = rows, usual + NEWER * (seconds - usual) if before == rows else seconds
+        elif before == rows:
             verdict = trial.share.verdict(rows)
-            if verdict.tried(self._usual[1], seconds):
+            if verdict.tried(usual, seconds):
                 what, pays = (
                     ("decoding" if rows <= FEW else "prompts"),
                     "pays" if verdict.pays else "does not pay",
