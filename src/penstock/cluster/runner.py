@@ -1,13 +1,13 @@
 """A runner of steps whose layers are on several machines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.backend.base import Logits
+from penstock.backend.base import Choice, Chosen, Logits
 from penstock.backend.state import Step
-from penstock.cluster.choosing import Best, RemoteLogits, Row
+from penstock.cluster.choosing import Best, RemoteLogits, Row, is_best, ride
 from penstock.cluster.message import Message
 from penstock.cluster.pieces import PromptPieces
 from penstock.cluster.pipeline import Epoch, Pipeline
@@ -33,6 +33,7 @@ class ClusterRunner(Runner):
     """
 
     states: ClusterStates
+    expects = True
 
     def __init__(self, pipeline: Pipeline, states: ClusterStates):
         assert pipeline.stage is not None
@@ -46,6 +47,7 @@ class ClusterRunner(Runner):
             None  # drafts that are to come with steps: most, least likely
         )
         self._ridden: dict[int, Ridden] = {}  # by sequence
+        self._expected: dict[int, Sequence[Choice]] = {}  # by sequence, for its next step
 
     @property
     def storage(self) -> Storage:  # type: ignore[override]
@@ -73,10 +75,20 @@ class ClusterRunner(Runner):
             fields["draft"] = list(self._wanted)
         if not self._follows:
             fields["follow"] = False
-        back = epoch.through(stage.passed_on(Message("step", fields, arrays), local, streams))
-        return lambda: self._logits(epoch, step, back)
+        choosing = {step.slots[number] for number in _sequences(step)}
+        expected = {slot: self._expected.pop(slot) for slot in choosing if slot in self._expected}
+        message = Message("step", fields, arrays)
+        ride(message, expected)
+        back = epoch.through(stage.passed_on(message, local, streams))
+        return lambda: self._logits(epoch, step, back, expected)
 
-    def _logits(self, epoch: Epoch, step: Step, back: Callable[[], Message]) -> Logits:
+    def expect(self, slot: int, choices: Sequence[Choice]) -> None:
+        if not all(map(is_best, choices)):
+            self._expected[slot] = choices
+
+    def _logits(
+        self, epoch: Epoch, step: Step, back: Callable[[], Message], expected: Mapping[int, Sequence[Choice]]
+    ) -> Logits:
         message = back()
         for slot, position, token, tokens, chances in message.fields.get("drafts", ()):
             self._ridden[slot] = Ridden(position, token, list(zip(tokens, chances, strict=True)))
@@ -86,12 +98,16 @@ class ClusterRunner(Runner):
             return found
         if not len(step.logits):
             return np.empty((0, 0), np.float32)
+        chosen = {
+            (slot, row): (expected[slot][row], Chosen(*found))
+            for slot, row, *found in message.fields.get("chosen", ())
+        }
         rows, seen = [], dict.fromkeys(step.slots, 0)
-        sequences = np.searchsorted(step.starts, step.logits, side="right") - 1
         tokens, bests = message.arrays["tokens"].tolist(), message.arrays["bests"].tolist()
-        for sequence, token, (highest, log_sum) in zip(sequences.tolist(), tokens, bests, strict=True):
+        for sequence, token, (highest, log_sum) in zip(_sequences(step), tokens, bests, strict=True):
             slot = step.slots[sequence]
-            rows.append(Row(slot, message.fields["number"], seen[slot], Best(token, highest, log_sum)))
+            best, number = Best(token, highest, log_sum), seen[slot]
+            rows.append(Row(slot, message.fields["number"], number, best, chosen.get((slot, number))))
             seen[slot] += 1
         return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
 
@@ -130,3 +146,9 @@ class ClusterRunner(Runner):
     def close(self) -> None:
         """Every stage gives the memory of its weights back, and loads them again when the next step comes."""
         self._pipeline.park()
+
+
+def _sequences(step: Step) -> list[int]:
+    """Whose rows have logits: numbers of sequences, one for each of these rows."""
+    found: list[int] = (np.searchsorted(step.starts, step.logits, side="right") - 1).tolist()
+    return found
