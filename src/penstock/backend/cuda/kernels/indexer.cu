@@ -20,17 +20,24 @@ struct Scores {
     int early;  // the kernel before let this one start only when what wrote queries and places had ended: they can be read at once
 };
 
+// A rule of the sequence alone, because the order of sums follows from it.
+PS_DEVICE int sharers_of(int tiles, int visible) {
+    if (visible <= 1024 && tiles % SHARERS == 0) return SHARERS;
+    return visible <= 4096 && tiles % 2 == 0 ? 2 : 1;
+}
+
 // grid: (blocks, rows); shared memory: heads · 128 · 4 bytes + heads · 4
 extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_constant__ Scores p) {
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, row = blockIdx.y;
-    const int tiles = p.heads / 16, sharers = tiles % SHARERS == 0 ? SHARERS : tiles % 2 == 0 ? 2 : 1, keys_of_block = WARPS / sharers * KEYS;
+    const int tiles = p.heads / 16;
     __shared__ float shares[SHARERS][WARPS * KEYS];
     char* parts = shared;  // [high, low][tiles][steps 8][lanes][16 bytes]
     const int low = tiles * 8 * 512;
     float* gates = reinterpret_cast<float*>(parts + 2 * low);
     if (!p.early) wait_for_previous();
     const int visible = (__ldcg(p.positions + row) + 1) / p.ratio;  // from the second-level cache, which is true before the wait too
+    const int sharers = sharers_of(tiles, visible), keys_of_block = WARPS / sharers * KEYS;
     const bool needed = visible > p.enough && static_cast<int>(blockIdx.x) * keys_of_block < visible;
     const char* keys = nullptr;
     if (needed) {
