@@ -209,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
             }
 #pragma unroll
             for (int d = 8; d > 0; d >>= 1) total += __shfl_xor_sync(ALL, total, d);
+            __syncwarp();  // all have read what is written now
             if (k == 0) {
                 const float factor = expf(before - top);
                 shared.top[h] = top, shared.sum[h] = sum * factor + total, shared.factor[h] = factor;
