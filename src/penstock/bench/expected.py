@@ -74,6 +74,9 @@ class Expected(Expectation):
             "steady_tokens_per_second": self.steady.per_second,
             "prefill_tokens_per_second": self.prefill.per_second,
             "prefill_tokens_per_second_between": self.prefill_between,
+            "tokens_per_second_by_prompt": {
+                str(n): phase.per_second for n, phase in sorted(self.answers.items())
+            },
             "prefill_by_prompt": {str(n): phase.per_second for n, phase in sorted(self.prompts.items())},
             "token_seconds": self.token_seconds,
             "hit_rate": self.steady.hit_rate,
@@ -136,6 +139,7 @@ def expect_here(
         coming=cold.seconds,
         fresh=filling.usual,
         young=young,
+        remembered=read_memory().total,  # of its host's memory nobody knows: taken to be as large
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
     return Expected(
