@@ -185,7 +185,7 @@ class ExpectedRun:
         time = self.time
         time.compute(self.costs.step.at(rows))
         if rows > 1 and not self.position:
-            time.compute(self.plan.work * self.fresh)
+            time.compute(self.costs.start + self.plan.work * min(1, rows / self.plan.chunk) * self.fresh)
         chosen = [self.routing.draw(number, rows) for number in range(len(self._layers))]
         ahead = self._announce(chosen)
         for number, costs in enumerate(self.costs.layers):
@@ -301,7 +301,7 @@ class ExpectedRun:
         elif missing.count:
             handling = self.handling.first + (missing.count - 1) * self.handling.further
             handling = max(0.0, handling - missing.count * self.handling.asking)
-        time.compute(costs.streamed + computing - last)
+        time.compute(self.handling.hits + computing - last)
         if missing.ahead:
             time.wait_ahead(missing.ahead.read)
             if missing.ahead.wrong is not None:
