@@ -345,8 +345,9 @@ def expect(
         if trace is not None:
             routing: Routing = TracedRouting(trace)
         else:
-            shape = (len(checkpoint.layers), source.experts)
-            routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used, seed)
+            even = np.ones((len(checkpoint.layers), source.experts))
+            prompts, answers = (even, even) if usage is None else (usage.weights(), usage.answer_weights())
+            routing = DrawnRouting(prompts, used, seed, answers)
         return ExpectedRun(
             checkpoint, plan, costs, disk, routing, policy, handling, right, fresh, young, sizes, forgotten
         )
