@@ -181,8 +181,13 @@ def _new_memory(plan: Plan, source: ExpertSource, brought: int = 0) -> NewMemory
         found = slower_at_first(source, last)
         young, _ = _usual("young", found, found)
     # What came of the file just now found the quickest memory that there was.
-    longer = brought * (now.usual - now.quickest) / read_cpu().usable
+    longer = brought * (now.usual - now.quickest) / _bringing()
     return NewMemory(Filling(usual, now.quickest, slowest, now.nbytes), young, brought, longer)
+
+
+def _bringing() -> int:
+    """Those who make memory real for a mapped file, side by side: all cores, and the disk."""
+    return read_cpu().usable + 1
 
 
 def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
@@ -203,7 +208,7 @@ def _between(prefill: Phase, plan: Plan, new: NewMemory) -> tuple[float, float]:
     slow, quick = (
         prefill.seconds
         + (seconds - filling.usual) * by_byte
-        + (seconds - filling.quickest) * new.brought / cores
+        + (seconds - filling.quickest) * new.brought / _bringing()
         - new.longer
         for seconds in (filling.slowest, filling.quickest)
     )
