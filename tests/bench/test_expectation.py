@@ -283,7 +283,7 @@ def test_reading_for_the_first_time_is_compared_with_reading_the_same_again(
 def test_a_mapped_file_comes_to_new_memory(flash: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "measure_filling", lambda _: Filling(3e-9, 1e-9, 4e-9))
     new = expected._new_memory(planned(flash, None), ExpertSource(flash), 10**9)
-    assert new.longer == pytest.approx(2.0 / (read_cpu().usable + 1))
+    assert new.longer == pytest.approx(2.0 * expected.LASTS / (read_cpu().usable + 1))
     assert expected._new_memory(planned(flash, None), ExpertSource(flash)).longer == 0.0
 
 

@@ -180,8 +180,8 @@ def _new_memory(plan: Plan, source: ExpertSource, brought: int = 0) -> NewMemory
         last = np.frombuffer(memory, np.uint8)[max(0, now.nbytes - YOUNG) : now.nbytes]
         found = slower_at_first(source, last)
         young, _ = _usual("young", found, found)
-    # What came of the file just now found the quickest memory that there was.
-    longer = brought * (now.usual - now.quickest) / _bringing()
+    # What came of the file just now found the quickest memory that there was, and some of the slow will be quick.
+    longer = LASTS * brought * (now.usual - now.quickest) / _bringing()
     return NewMemory(Filling(usual, now.quickest, slowest, now.nbytes), young, brought, longer)
 
 
