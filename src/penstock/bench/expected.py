@@ -16,7 +16,8 @@ import numpy as np
 from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
-from penstock.bench.expectation import Expectation, Phase, expect
+from penstock.bench.expectation import Expectation, expect
+from penstock.bench.expected_run import Phase
 from penstock.bench.missing_weights import Handling, handling
 from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
