@@ -145,7 +145,9 @@ void run(const Round& round, i64 threads) {
         piece.add(gate);
         piece.add(up);
         job->step = piece.or_else(
-            std::clamp<i64>(job->inner->width * share / (4 * threads) / panel, 1, job->rows > FEW ? 8 : WIDEST) * panel);
+            std::clamp<i64>(job->inner->width * share / (4 * threads) / panel, 1,
+                            job->rows > few_inputs(gate.type) ? 8 : WIDEST) *
+            panel);
         job->pieces = job->rows ? (job->inner->width + job->step - 1) / job->step : 0;
         job->left.store(job->pieces, std::memory_order_relaxed);
         pieces += job->pieces;

@@ -31,7 +31,7 @@ struct Product {
         input_step = inputs.rows;
         if (weight->type == W_DECODED) {  // every row is decoded once, and many together
             step = slab_rows(weight->columns);
-        } else if (inputs.rows > FEW) {  // whole panels; if these are few, the inputs are divided too
+        } else if (inputs.rows > few_inputs(weight->type)) {  // whole panels; if these are few, the inputs are divided too
             step = kernels().panel;
             const i64 panels = (rows + step - 1) / step, parts = (4 * threads + panels - 1) / panels;
             if (threads > 1) input_step = std::max<i64>(32, (inputs.rows + parts - 1) / parts);
