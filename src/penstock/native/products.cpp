@@ -27,7 +27,7 @@ struct Product {
         const i64 rows = last - first, bytes = row_bytes(weight->type, weight->columns);
         const i64 time = std::max<i64>(1, time_of(bytes, row_work(*weight, inputs.rows)));
         const i64 fair = std::max<i64>(1, (rows + 4 * threads - 1) / (4 * threads));
-        step = std::clamp<i64>(PIECE_TIME / time, 4, std::max<i64>(4, fair));
+        step = std::clamp<i64>(PIECE_TIME / time, 4, std::max<i64>({4, fair, SHORTEST_PIECE / time}));
         input_step = inputs.rows;
         if (weight->type == W_DECODED) {  // every row is decoded once, and many together
             step = slab_rows(weight->columns);
