@@ -8,13 +8,14 @@
 Every round generates the same text with each drafter in turn, so that whoever disturbs the machine disturbs all; of
 the rounds, after the first, which teaches the gate, medians count.  Texts are checked to be the same.
 
-worst 256    of all windows of 256 tokens the one in which drafts gain least, against plain decoding of the same tokens
+worst 256    of all windows of 256 tokens the one in which drafts gain least, against plain decoding of these tokens
              (`speculation_windows`); of `off`, a second plain engine against the first, which is what chance can do
 
 story, chat  greedy answers of the pocket model
 tools        calls of tools and JSON, each of which the same conversation has had before, as those of agents
 mixed        stories and random answers in turn: what the gate has learned is wrong each time
-streamed     stories with memory for a quarter of the experts; the others come from disk
+streamed     stories with memory for a quarter of the experts; others come from a disk of 200 MB/s (`slow_disk`)
+repeated     calls of tools and JSON, likewise
 random       sampled at a temperature at which nobody can guess
 """
 
@@ -32,6 +33,7 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.machine import Neighbours
+from benchmarks.slow_disk import slow_disk
 from benchmarks.speculation_windows import worst_window
 from penstock import Engine, Sampling
 from penstock.chat.driver import ChatDriver
@@ -56,10 +58,20 @@ ASKED: Final = {
     "tools": [],
     "mixed": [*STORIES, *STORIES],
     "streamed": STORIES[:1],
+    "repeated": [],
     "random": STORIES[:1],
 }
-TARGETS: Final = {"story": 1.4, "chat": 1.4, "tools": 1.8, "mixed": 0.97, "streamed": 1.0, "random": 0.97}
+TARGETS: Final = {
+    "story": 1.4,
+    "chat": 1.4,
+    "tools": 1.8,
+    "mixed": 0.97,
+    "streamed": 1.0,
+    "repeated": 1.0,
+    "random": 0.97,
+}
 DRAFTS: Final = ("off", "ngram", "mtp", "auto")
+STREAMED: Final = ("streamed", "repeated")
 AGAIN: Final = "off again"  # says what chance can do
 PROBLEMS: Final = 6  # of tools, and as many of JSON
 
@@ -73,7 +85,7 @@ def sampling(kind: str, number: int = 0) -> Sampling:
 
 def prompts(engine: Engine, kind: str, problems: int = PROBLEMS) -> list[list[int]]:
     driver = ChatDriver(engine)
-    if kind != "tools":
+    if ASKED[kind]:
         return [driver.reply(question(text)).prompt.ids for text in ASKED[kind]]
     found, chance = [], Random(3)
     for skill in ("tools", "json") * problems:
@@ -83,9 +95,7 @@ def prompts(engine: Engine, kind: str, problems: int = PROBLEMS) -> list[list[in
     return found
 
 
-def generate(
-    engine: Engine, kind: str, asked: list[list[int]], tokens: int
-) -> tuple[list[int], list[float]]:
+def generate(engine: Engine, kind: str, asked: list[list[int]], tokens: int) -> tuple[list[int], list[float]]:
     """What is generated, and the seconds that every token took but those that came with the prompts."""
     said: list[int] = []
     seconds: list[float] = []
@@ -102,11 +112,14 @@ def generate(
 
 
 def opened(path: Path, kind: str, draft: str) -> Engine:
-    if kind != "streamed":
+    if kind not in STREAMED:
         return Engine(path, draft=draft)
-    whole = Engine(path, draft=draft, load=False, memory=None, context=2048).plan
-    budget = whole.total - 3 * whole.experts_total // 4
-    return Engine(path, draft=draft, memory=budget, streaming="direct", context=2048, learn="off")
+    options: dict[str, Any] = {"streaming": "direct", "context": 2048, "prefill_chunk": 64, "learn": "off"}
+    whole = Engine(path, draft="off", load=False, memory=1 << 30, **options).plan
+    with slow_disk():
+        engine = Engine(path, draft=draft, memory=whole.total - 3 * whole.experts_total // 4, **options)
+    assert engine.plan.experts_held <= 0.3 * engine.plan.experts_total
+    return engine
 
 
 def measure(path: Path, kind: str, drafts: list[str], tokens: int, rounds: int) -> list[dict[str, Any]]:

@@ -10,16 +10,16 @@ EVERY: Final = 8  # tokens, from one window to the next
 
 
 def worst_window(plain: Sequence[Sequence[float]], drafted: Sequence[Sequence[float]]) -> float:
-    """How many times as fast the same tokens are with drafts, in the window where that is least.  Both: seconds of every
-    token, round by round.
+    """How many times as fast the same tokens are with drafts, in the window where that is least.  Both: seconds of
+    every token, round by round.
 
     Rounds have the same text, one after another, so that a window may begin in one and end in another, and each comes
     as often as there are rounds.  Its median counts: a disturbance hits it once, a loss that the gate allows every
     time.
 
-    >>> slow = [1.0] * 300 + [1.3] * 256 + [1.0] * 300
-    >>> worst_window([[1.0] * 856] * 3, [slow] * 3)
-    0.7692307692307693
+    >>> slow = [1.0] * 304 + [1.25] * 256 + [1.0] * 300
+    >>> worst_window([[1.0] * 860] * 3, [slow] * 3)
+    0.8
     >>> worst_window([[1.0] * 100] * 9, [[0.5] * 100] * 9)
     2.0
     """

@@ -140,8 +140,8 @@ class Chances:
             self._tried[key] = self._tried.get(key, 0.0) * keep + 1
 
     def begin_anew(self, drafter: str, right: int) -> None:
-        """Another text: of a drafter's places nothing is known but that so many first drafts were right.  How often it
-        is right when it is so sure still holds."""
+        """Another text: of a drafter's places nothing is known but that so many first drafts were right.  How often
+        it is right when it is so sure still holds."""
         for name, place, sure in [*self._tried]:
             if name == drafter and sure < 0:
                 del self._right[name, place, sure], self._tried[name, place, sure]

@@ -54,10 +54,10 @@ class Sampler:
         return self._under_way[0] if self._under_way else None
 
     def start(self, logits: NDArray[np.float32], *later: NDArray[np.float32]) -> None:
-        """Begins to choose where the logits lie; `sample` with the same ones follows.  On the host all rows are looked
-        at together.  Elsewhere those of several requests that have been started are chosen together, and so are those
-        of tokens after the next one where nothing depends on what that is; `drop` forgets what nobody samples after
-        all."""
+        """Begins to choose where the logits lie; `sample` with the same ones follows.  On the host all rows are
+        looked at together.  Elsewhere those of several requests that have been started are chosen together, and so
+        are those of tokens after the next one where nothing depends on what that is; `drop` forgets what nobody
+        samples after all."""
         where: object = logits
         if isinstance(where, np.ndarray):
             if later:

@@ -6,8 +6,8 @@ grammar, for as long as the token drawn is the draft that the next row was compu
 are the same token for token, whoever drafts: a draft that is wrong is never used, and leaves no trace in the session.
 
 Where drafts do not pay, a step costs what it costs without them.  A drafter that takes time is closed: nothing is
-asked of it until it is tried again for a few steps, and every trial in vain doubles the time to the next one.  An
-answer for which nobody has had a draft for a while rests: of the next few steps nobody takes notice.
+asked of it until it is tried again for a few steps (`draft_record.py`).  An answer for which nobody has had a draft
+for a while rests: of the next few steps nobody takes notice.
 """
 
 import time
@@ -18,58 +18,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.state import DRAFTS
+from penstock.engine.draft_record import TRIED, Record
 from penstock.engine.drafters import Draft, Drafter, DSparkDrafter, MtpDrafter, NgramDrafter
-from penstock.engine.gate import Chances, ComputeCosts, StepCosts, best_depth
+from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
 
-MOST: Final = {"mtp": 4, "dspark": 5, "ngram": DRAFTS}  # drafts at a time
-AT_ONCE: Final = ("dspark",)  # whose drafts take as long however many are wanted
-UNKNOWN: Final = 3  # trials at the beginning, and steps between them
-SHORTEST, LONGEST = 96, 1024  # steps between later ones
-WARM: Final = 16  # steps before a trial from which on a drafter keeps up
-TRIED: Final = 4  # steps of a trial; half of them if their drafts are wrong
-ASKED: Final = 12  # times that a drafter was asked, over which it has to have been worth its time
 RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
 BEGINS: Final = 24  # steps without a draft that an answer inherits at most from the one before it
 ANCHORED: Final = 24  # steps with drafts in a row, then some without: what these cost must be known
 ANCHORS: Final = 2  # of which the last one counts: after others a step finds less at hand than after its like
 DEEPER: Final = 12  # steps with drafts, then one with one more than seems best: things change
-
-
-class Record:
-    """What is known of a drafter, whoever it drafts for."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.most = name, MOST[name]
-        self.costs = ComputeCosts()  # of drafts, by how many are made in a row
-        self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
-        self.open = False  # it promised a gain when it was last looked at
-        self.keeps_up = True
-        self.idle = 0  # steps since it was last used
-        self.trials = 0  # how often it was tried without a promise
-        self.patience = UNKNOWN  # steps until it is tried
-        self.trying = self.right = 0  # steps that are left of a trial, and those of it that were right
-        self.spent = 0.0  # seconds, of the latest time it was asked
-        self.worth = 0.0  # seconds that it saved of late, each time it was asked
-
-    def begin_trial(self) -> None:
-        self.trials += 1
-        self.trying, self.right = TRIED, 0
-        self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
-
-    def begin_answer(self) -> None:
-        """It may be of another kind than those before it, for which nothing was right."""
-        self.patience = min(self.patience, SHORTEST)
-
-    def took(self, drafts: int, seconds: float) -> None:
-        if self.name in AT_ONCE:  # however many are wanted
-            self.costs.told(1, seconds)
-            self.costs.told(self.most, seconds)
-        elif drafts:
-            self.costs.told(drafts, seconds)
 
 
 class Speculation:
@@ -163,7 +123,8 @@ class Speculator:
 
     def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
         self._shared, self._drafters = shared, drafters
-        self._pending: tuple[Drafter, Record, list[Draft], int] | None = None  # what was asked for, and for how many rows
+        # What was asked for, and rows of the step without it.
+        self._pending: tuple[Drafter, Record, list[Draft], int] | None = None
         self.awake, self.eager = True, False
         self._rest = self._rested = 0  # steps to rest, and how many of these there were
         self._in_vain = min(shared.in_vain, BEGINS)  # looks without a draft, since the last one
@@ -181,7 +142,7 @@ class Speculator:
         for drafter, record in self._drafters:
             drafter.push(tokens)
             record.idle += 1 + self._rested
-            if not record.keeps_up and record.idle > record.patience - WARM:
+            if record.warms_up:
                 self._keep_up(session, drafter, record, True)
         self._shared.rested(self._rested)
         found = self._found(session, token, rows, begun)
@@ -206,11 +167,10 @@ class Speculator:
                 drafts = drafter.propose(session, token, record.most, 0.0)
                 if not drafts:
                     continue
-            is_due = not record.trying and record.idle > record.patience
-            if begun and (is_due or record.trying):
+            if begun and (record.due or record.trying):
                 self.eager = True
                 return []
-            if is_due:
+            if record.due:
                 record.begin_trial()
                 shared.is_first = True
             if record.trying:
@@ -240,10 +200,7 @@ class Speculator:
         return [draft.token for draft in drafts]
 
     def _turn(self, session: Session, drafter: Drafter, record: Record, is_open: bool) -> None:
-        record.open = is_open
-        if is_open:
-            record.patience = SHORTEST
-        self._keep_up(session, drafter, record, is_open or record.patience <= WARM)
+        self._keep_up(session, drafter, record, record.turn(is_open))
 
     def _keep_up(self, session: Session, drafter: Drafter, record: Record, wanted: bool) -> None:
         record.keeps_up = wanted
@@ -326,8 +283,7 @@ class Speculator:
             costs = self._shared.costs
             plain = costs.at(rows)
             saved = accepted * plain / rows - (costs.at(rows + len(drafts)) - plain) - record.spent
-            record.worth += (saved - record.worth) / ASKED
-            if record.worth < 0:
+            if not record.saved(saved):
                 self._turn(session, drafter, record, False)
         return len(drafts), accepted
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-
 WIDTHS: Final = 16  # of steps whose arrays are remembered
 
 
