@@ -4,6 +4,7 @@
     python -m benchmarks.cluster --model FILE --chunks 128,256 --repeat 3
     python -m benchmarks.cluster --only ceiling,experts
     python -m benchmarks.cluster --model FILE --only stages --device cuda --vram 60GiB     # both share one card
+    python -m benchmarks.cluster --only experts --worker-device cuda          # its share in the memory of a card
 
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
 that two stages could ever do on this machine; what a step takes besides its rows, which makes small pieces of a
@@ -174,8 +175,9 @@ def speed(
     boundary: str,
     repeat: int,
     where: dict[str, str],
+    worker_device: str | None,
 ) -> None:
-    """where: options that say which device"""
+    """where: options that say which device; worker_device: of an expert worker, if it is another"""
     shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2, **where}
     flags = [word for name, value in where.items() for word in (f"--{name}", value)]
     one = alone(model, repeat, where)
@@ -187,10 +189,11 @@ def speed(
     half = f"0:{open_checkpoint(model).config.layer_count // 2}"
     for chunk in chunks if "stages" in cases else ():
         with staged(model, 2, *flags, prefill_chunk=chunk, layers=half, **shared) as (engine, _):
-            pieces_of = engine.stepper.piece(PROMPT)
-            show(f"two stages, pieces of {pieces_of}", measured(engine, repeat), one)
+            found = measured(engine, repeat)
+            show(f"two stages, pieces of {engine.stepper.piece(PROMPT)}", found, one)
     if "experts" in cases:
-        with staged(model, 1, "--experts", "auto", **shared) as (engine, _):
+        on = flags if worker_device is None else ["--device", worker_device]
+        with staged(model, 1, "--experts", "auto", *on, **shared) as (engine, _):
             while not any("experts" in each for each in engine.stats()["cluster"]["members"]):
                 time.sleep(0.1)
             show("a head and an expert worker", measured(engine, repeat), one)
@@ -209,6 +212,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--device", default="cpu", help="of both processes")
+    parser.add_argument("--worker-device", help="of the expert worker (default: as --device)")
     parser.add_argument("--vram", help="of the device's memory, for each of two stages")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -224,7 +228,8 @@ def main() -> int:
         if model is None:
             model = Path(folder, "flash4.gguf")
             write_synth(plan_synth(width="flash", layers=4, vocab=VOCABULARY, mix="q2"), model)
-        speed(model, given.only.split(","), chunks, given.boundary, given.repeat, where)
+        cases = given.only.split(",")
+        speed(model, cases, chunks, given.boundary, given.repeat, where, given.worker_device)
     return 0
 
 

@@ -8,6 +8,7 @@ rows     several streams in one step, as the scheduler runs them
 prefill  a prompt in one go
 host     what the host does for a token, piece by piece, with steps begun early and without
 server   one stream through the server, HTTP and all, beside the engine alone
+memory   (always) what was planned, and how much more the driver counts than before the engine was opened
 
 Weights are random, so numbers of tokens count, not what they say.  A session gets its past by filling its memory with
 random rows, which costs what a real past costs.  Every line is JSON; `--report` adds a table of each case's time by
@@ -61,6 +62,14 @@ def aged(engine: Engine, position: int) -> Session:
     return session
 
 
+def card_used() -> int:
+    """Bytes, by the driver's own count, of everybody who uses the card."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
 def decode(engine: Engine, context: int, tokens: int) -> float:
     """Seconds a token"""
     session = aged(engine, context)
@@ -82,8 +91,8 @@ def card_alone(engine: Engine, context: int) -> None:
     for _ in range(3):
         engine.stepper.feed([(session, [5])], "kept")
     model: Any = engine.runner.model
-    graphs = [g for (count, _), g in model.ops._graphs.items() if count == 1]
-    graphs += [g for (count, *_), g in model.head._graphs.items() if count == 1]
+    graphs = [g for (count, *_), g in model.ops._graphs.items() if count == 1][-1:]
+    graphs += [g for (count, *_), g in model.head._graphs.items() if count == 1][-1:]
     times = []
     for _ in range(20):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -274,6 +283,7 @@ def main() -> None:
         [int(number) for number in numbers.split(",")]
         for numbers in (options.contexts, options.counts, options.prefill)
     )
+    before = card_used()
     begin = time.perf_counter()
     engine = Engine(
         path,
@@ -315,6 +325,7 @@ def main() -> None:
             shown(f"prefill of {length:,}", profile_prefill, length)
     if "host" in cases:
         host(engine, contexts[0], options.tokens)
+    say("memory", planned=engine.plan.total, driver=card_used() - before)
     if "server" in cases:
         server(engine, path, options.device, contexts[0], options.tokens)
     engine.close()

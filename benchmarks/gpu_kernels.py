@@ -27,8 +27,8 @@ from penstock.backend.cuda.attention import (
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, takes_along
 from penstock.backend.cuda.experts_many import ManyExperts, parts_floats
-from penstock.backend.cuda.hyper import LeaveAndEnter
-from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, DigitImage, DigitVectors, Image
+from penstock.backend.cuda.hyper import LeaveAndEnter, MakeImage
+from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, PIECE, DigitImage, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
@@ -126,7 +126,7 @@ class Layer:
 class Step:
     """The launches of one layer for `rows` rows at position `context`."""
 
-    PRODUCTS = ("q_a", "q_b", "out_a", "out_b", "router", "experts", "up", "down")
+    PRODUCTS = ("q_a", "q_image", "q_b", "out_a", "out_b", "router", "experts", "up", "down")
 
     def __init__(
         self,
@@ -159,16 +159,22 @@ class Step:
         self.q_a = Dense(first, x, outs, rows, stages=stages)
         second = [layer.q_b, *([layer.index_q] if layer.index_q else [])]
         q = [buffer(rows, w.rows) for w in second]
-        self.q_b = Dense(second, outs[0], q, rows, norm_q, eps, stages=tune.get("q_b", stages))
+        self.q_image: MakeImage | None = None
+        if rows > PIECE:
+            ready = Image(rows, RANK, DIGITS | (HALVES if layer.index_q else 0))
+            self.q_image = MakeImage(outs[0], ready, norm_q, eps)
+            self.q_b = Dense(second, ready, q, rows, stages=tune.get("q_b", stages))
+        else:
+            self.q_b = Dense(second, outs[0], q, rows, norm_q, eps, stages=tune.get("q_b", stages))
 
-        window = slots.room(136, 2 * DIM)
+        window = slots.room(128 + 32, 2 * DIM)
         compressors, compressed, picks, counts = [], None, None, None
         if m:
             compressed = slots.room(context // m + 2, 2 * DIM)
             index_keys = slots.room(context // m + 2, 2 * 128)
             for i, keys, dim in ((1, compressed, DIM), (3, index_keys, 128))[: 2 if m == 4 else 1]:
                 width = outs[1 + i].shape[1]
-                frontier = slots.room(2 * m + 8, 8 * width)
+                frontier = slots.room(2 * m + 32, 8 * width)
                 ape, small = buffer(m, width), torch.ones(dim, device="cuda")
                 compressors.append(CompressorState(outs[1 + i], outs[2 + i], ape, small, frontier, keys))
         self.remember = Remember(outs[1], torch.ones(DIM, device="cuda"), window, places, compressors, eps)
@@ -196,7 +202,7 @@ class Step:
         )
         self.out_b = Dense([layer.out_b], middle.image, [y], rows, ahead=layer.fn[1], stages=stages)
 
-        x2 = Image(rows, HIDDEN, DIGITS | NEGATED | HALVES)
+        x2 = Image(rows, HIDDEN, DIGITS | HALVES | (NEGATED if rows <= 4 else 0))
         self.enter_b = LeaveAndEnter(
             streams[0], layer.fn[1], base, scale, mixes[0], norm, x2, eps, eps, 20, streams[1], y, mixes[1]
         )
@@ -228,7 +234,7 @@ class Step:
 
     def names(self) -> tuple[str, ...]:
         middle = ("indexer",) if self.indexer else ()
-        first = ("enter_a", "q_a", "q_b", "remember", *middle, "attention", "out_a", "out_b")
+        first = ("enter_a", "q_a", "q_image", "q_b", "remember", *middle, "attention", "out_a", "out_b")
         return (*first, "enter_b", "router", "experts", "up", "down")
 
     def launch(self, names: tuple[str, ...]) -> None:
@@ -331,6 +337,8 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     works["products"] = (products, all_products)
     works["hyper"] = (2 * n * 24 * 4 * HIDDEN * 2, every("enter_a", "enter_b"))
     works["remember"] = (0, every("remember"))
+    if steps[0].q_image is not None:
+        works["q_image"] = (0, every("q_image"))
     works["indexer"] = (21 * rows * context // 4 * 256, every("indexer"))
     works["attention"] = (0, every("attention"))
     works["sample"] = (0, lambda: sample.launch(OVERLAP))

@@ -11,7 +11,7 @@ from penstock.backend import open_backend
 from penstock.bench import expectation, expected
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
-from penstock.bench.expected import expect_here
+from penstock.bench.expected import NewMemory, expect_here
 from penstock.bench.missing_weights import Handling
 from penstock.bench.routing import DrawnRouting
 from penstock.bench.token_overhead import token_overhead
@@ -59,7 +59,7 @@ def planned(model: Checkpoint, budget: int | None) -> Plan:
 
 
 def costs(model: Checkpoint) -> Costs:
-    layer = LayerCosts(FLAT, 0.0, Curve((1, 64), (0.0, 0.0)), FLAT, 0.0, 0.0, 0.0)
+    layer = LayerCosts(FLAT, 0.0, Curve((1, 64), (0.0, 0.0)), FLAT, 0.0, 0.0)
     return Costs((layer,) * model.config.layer_count, 2 * MS, Curve((1, 64), (0.0, 0.0)))
 
 
@@ -295,11 +295,11 @@ def test_a_slow_moment_is_remembered_for_a_while(flash: Checkpoint, monkeypatch:
         now = Filling(seconds, seconds, seconds)
         monkeypatch.setattr(expected, "measure_filling", lambda _, now=now: now)
         monkeypatch.setattr(expected, "slower_at_first", lambda *_, seconds=seconds: 2 * seconds)
-        filling, young = expected._new_memory(plan, ExpertSource(flash))
-        found.append((filling.usual, young))
+        new = expected._new_memory(plan, ExpertSource(flash))
+        found.append((new.filling.usual, new.young))
     assert found == [pytest.approx((s, 2 * s)) for s in (1e-10, 1e-9, 5.5e-10, 5e-10)]
     remember("filling", "seconds", "long")
-    assert expected._new_memory(plan, ExpertSource(flash))[0].usual == 1e-10
+    assert expected._new_memory(plan, ExpertSource(flash)).filling.usual == 1e-10
 
 
 def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
@@ -330,7 +330,7 @@ def test_a_prompt_is_expected_between_quick_and_slow_memory(flash: Checkpoint) -
     usual, quick, slow = (
         expect(flash, plan, costs(flash), disk, fresh=seconds).prefill for seconds in (1e-9, 1e-10, 2e-9)
     )
-    fewest, most = expected._between(usual, plan, Filling(1e-9, 1e-10, 2e-9))
+    fewest, most = expected._between(usual, plan, NewMemory(Filling(1e-9, 1e-10, 2e-9)))
     assert fewest < usual.per_second < most
     assert fewest == pytest.approx(slow.per_second, rel=0.05)
     assert most == pytest.approx(quick.per_second, rel=0.05)

@@ -10,7 +10,7 @@ CURVE = Curve((1, 64), (1e-3, 2e-2))
 
 
 def some_costs(checkpoint: Checkpoint, *_: object) -> Costs:
-    layer = LayerCosts(CURVE, 0.0, CURVE, CURVE, 0.0, 0.0, 0.0)
+    layer = LayerCosts(CURVE, 0.0, CURVE, CURVE, 0.0, 0.0)
     return Costs((layer,) * checkpoint.config.layer_count, 1e-3, CURVE)
 
 

@@ -1,11 +1,13 @@
 """Stages on doubles of devices with memory of their own, to which experts stream, beside stages on the CPU."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import penstock.cluster.expert_worker
 import penstock.cluster.worker
 import penstock.engine.loader
 from penstock.backend.base import Backend
@@ -122,9 +124,50 @@ def test_a_device_counts_by_its_own_memory_and_how_fast_it_reads(model: Path) ->
     assert measure_layer(checkpoint, device) == token_bytes(one) / device.speeds().memory
 
 
-def test_expert_workers_are_on_the_cpu(model: Path) -> None:
-    with pytest.raises(OptionError, match="expert workers compute on the CPU"):
-        Hired(model, 1, share=0.5, device="cuda")
+def test_an_expert_worker_holds_its_share_in_a_devices_memory(
+    monkeypatch: pytest.MonkeyPatch, model: Path, expected: np.ndarray[Any, Any]
+) -> None:
+    device = Double(free=VRAM)
+    monkeypatch.setattr(penstock.cluster.expert_worker, "open_backend", lambda *_: device)
+    engine, port = open_head(model, 1, context=256, exact=True)
+    hired = Hired(model, port, share=0.5, device="cuda")
+    with engine:
+        engine.load()
+        while not any("experts" in each for each in engine.stats()["cluster"]["members"]):
+            time.sleep(0.02)
+        assert np.array_equal(answers(engine), expected)
+        assert engine.stats()["cluster"]["members"][-1]["pairs"] > 0
+    hired.wait()
+    assert hired.failure is None
+
+
+def test_an_expert_worker_on_a_device_has_as_many_as_fit_there(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    monkeypatch.setattr(penstock.cluster.expert_worker, "open_backend", lambda *_: Double(free=1 << 20))
+    engine, port = open_head(model, 1, context=256)
+    with engine:
+        hired = Hired(model, port, share=0.5, device="cuda")
+        hired.wait()
+    assert "has room for no expert of every layer" in str(hired.failure)
+
+
+def test_a_device_without_products_for_such_experts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    device = Double(free=VRAM)
+
+    def refuse(*_: object) -> None:
+        raise OptionError("no products for experts of type F32 alone; device cpu does that")
+
+    monkeypatch.setattr(device, "held_stack", refuse)
+    monkeypatch.setattr(penstock.cluster.expert_worker, "open_backend", lambda *_: device)
+    engine, port = open_head(model, 1, context=256)
+    with engine:
+        hired = Hired(model, port, share=0.5, device="cuda")
+        engine.load()
+        hired.wait()
+    assert "device cpu does that" in str(hired.failure)
 
 
 def test_expert_workers_help_heads_on_the_cpu(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

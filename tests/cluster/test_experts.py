@@ -13,6 +13,7 @@ from penstock.cluster.expert_worker import HeldExperts, extents, parse_share
 from penstock.cluster.helpers import Helper
 from penstock.cluster.message import Message
 from penstock.cluster.share import Share
+from penstock.cluster.shared_experts import SharedExperts
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError, ReadError
 from penstock.pocket import pocket_path
@@ -248,3 +249,61 @@ def test_decoding_and_prompts_are_learned_apart() -> None:
     assert played(share, 1, 128, 1.0, 1000.0) == 1
     assert played(share, 500, 128, 1.0, 0.0) == pytest.approx(64, abs=2)
     assert share.now[0] == 1
+
+
+def layers(share: Share, rows: int, count: int, alone: float, together: float, noise: float = 0.0) -> int:
+    """So many layers, of which each takes so many seconds without the worker and with it.  How many had it."""
+    random, verdict, usual, helped = np.random.default_rng(3), share.verdict(rows), 0.0, 0
+    for _ in range(count):
+        trial = verdict.is_due()
+        helped += (with_it := share.count(rows, trial) > 0)
+        seconds = (together if with_it else alone) * (1 + noise * random.uniform(-1, 1))
+        if trial and usual:
+            verdict.tried(usual, seconds)
+        elif not trial:
+            usual = seconds
+    return helped
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [1, 500])
+def test_a_worker_that_makes_it_slower_is_left_out(rows: int, noise: float) -> None:
+    share = Share(128)
+    layers(share, rows, 200, 1.0, 1.15, noise)
+    assert share.count(rows) == 0
+    assert layers(share, rows, 1000, 1.0, 1.15, noise) < 60  # trials
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_worker_that_helps_is_kept(noise: float) -> None:
+    share = Share(128)
+    layers(share, 1, 200, 1.0, 0.8, noise)
+    assert share.count(1) > 0
+    assert layers(share, 1, 1000, 1.0, 0.8, noise) > 940
+
+
+def test_a_worker_comes_back_when_it_helps_again() -> None:
+    share = Share(128)
+    layers(share, 1, 500, 1.0, 1.2)
+    assert share.now[0] == 0
+    assert share.now[1] > 0  # prompts are another matter
+    layers(share, 1, 3000, 1.0, 0.7)
+    assert share.now[0] > 0
+
+
+def test_a_worker_whose_part_does_not_pay_changes_no_answer(
+    expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine it is slower with it, says the clock."""
+    learn = SharedExperts._learn
+
+    def slow(self: SharedExperts, rows: int, seconds: float, trial: Helper | None) -> None:
+        del seconds
+        (helper,) = self._helpers()
+        learn(self, rows, 1.0 + (helper.share.count(rows, helper is trial) > 0), trial)
+
+    monkeypatch.setattr(SharedExperts, "_learn", slow)
+    with helped(0.5) as engine:
+        for _ in range(3):
+            assert same(told(engine), expected)
+        assert helpers(engine)[0]["experts_taken"] == {"decode": 0, "prefill": 0}

@@ -13,6 +13,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.steps import Step
 from penstock.pocket import pocket_path
 from tests.cluster.machines import cluster
+from tests.engine.clients import Client, finish
 
 GREEDY = penstock.Sampling(temperature=0, ignore_eos=True)
 DRAWN = penstock.Sampling(temperature=0.9, seed=5, ignore_eos=True)
@@ -100,14 +101,48 @@ def test_the_disk_cache_works_in_a_cluster(tmp_path: Path) -> None:
         disk.close()
 
 
-def test_a_prompt_is_cut_so_that_both_stages_work_most_of_the_time() -> None:
+def test_a_head_learns_how_to_cut_prompts() -> None:
     with cluster(pocket_path(), 2, context=4096) as engine:
-        runner = engine.runner
-        pieces = {tokens: runner.piece(tokens, 512) for tokens in (1, 20, 128, 512, 2048, 100_000)}
-        assert (pieces[1], pieces[20]) == (1, 20)
-        assert 32 < pieces[128] < 128
-        assert 64 < pieces[512] < 256
-        assert 2048 // 10 < pieces[2048] < 512
-        assert pieces[100_000] <= 512
+        assert engine.runner.piece(1024, 512) == 256  # nothing is known
+        engine.session().feed(list(range(100, 900)))
+        assert engine.runner.piece(64, 512) <= 64  # by what was measured
+        assert 0 < engine.runner.piece(2048, 512) <= 512
     with cluster(pocket_path(), 2, context=4096, prefill_chunk=512) as engine:
         assert engine.runner.piece(128, 512) == 512  # as was said
+
+
+CHOOSING = {
+    "drawn": {"temperature": 0.9, "seed": 5, "top_k": 40, "top_p": 0.9},
+    "with penalties": {"temperature": 0.8, "seed": 6, "repetition_penalty": 1.2, "presence_penalty": 0.3},
+    "best with a bias": {"temperature": 0, "logit_bias": {7: -100.0, 9: 2.0}},
+}
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize("scheduled", [False, True], ids=["alone", "scheduled"])
+def test_tokens_are_chosen_without_a_question_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, name: str, scheduled: bool
+) -> None:
+    """How they are to be chosen is known before a step begins, and travels with it."""
+    sampling = penstock.Sampling(ignore_eos=True, **CHOOSING[name])  # type: ignore[arg-type]
+    with Engine(pocket_path(), threads=1, context=1024, memory=None, learn="off") as engine:
+        expected = [step.token for step in engine.generate(PROMPTS[3], 12, sampling)]
+    questions = []
+    question = Stage.question
+
+    def noted(self: Stage, message):  # type: ignore[no-untyped-def]
+        questions.append(message.kind)
+        return question(self, message)
+
+    monkeypatch.setattr(Stage, "question", noted)
+    with cluster(pocket_path(), 2, context=1024, prefill_chunk=64) as engine:
+        if not scheduled:
+            found = [step.token for step in engine.generate(PROMPTS[3], 12, sampling)]
+        else:
+            client = Client(PROMPTS[3], 12, **CHOOSING[name])  # type: ignore[arg-type]
+            scheduler = Scheduler(engine)
+            scheduler.submit(client.request)
+            finish(scheduler)
+            found = client.tokens
+    assert found == expected
+    assert not questions

@@ -6,6 +6,7 @@ WITHOUT_A_CARD = (
     "test_compile.py",
     "test_faults.py",
     "test_graphs.py",
+    "test_held_tiles.py",
     "test_layouts.py",
     "test_profile.py",
     "test_states.py",

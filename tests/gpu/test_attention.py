@@ -80,7 +80,7 @@ class Memory:
     def run(self, steps: list[int]) -> tuple[torch.Tensor, ...]:
         """Tokens in launches of so many rows → window, frontier, rows"""
         window = torch.zeros(2, 140, 512, dtype=torch.float16, device="cuda")
-        frontier = torch.full((2, 2 * self.ratio + 7, 2 * self.width), float("nan"), device="cuda")
+        frontier = torch.full((2, 2 * self.ratio + 31, 2 * self.width), float("nan"), device="cuda")
         rows = torch.zeros(2, self.length // self.ratio + 1, self.dim, dtype=torch.float16, device="cuda")
         slots, at = Slots(window, frontier, rows), 0
         for n in steps:
@@ -126,7 +126,7 @@ def test_what_a_token_leaves_behind(ratio: int, dim: int, width: int, length: in
     kv = ref.rms_norm(memory.kv[position].double().cpu().numpy(), memory.kv_norm.double().cpu().numpy(), EPS)
     assert ref.error(window[1, position % 140].float().cpu().numpy(), rotated(kv, position)) < 5e-4
     # Neighbours in one launch leave the same bits as one by one.
-    steps = [5, 8, 1, 3] + [5] * ((length - 17) // 5)
+    steps = [5, 16, 1] + [32] * ((length - 22) // 32)
     steps += [1] * (length - sum(steps))
     for one, many in zip((window, frontier, rows), memory.run(steps), strict=True):
         assert torch.equal(one.nan_to_num(7), many.nan_to_num(7))
@@ -135,15 +135,17 @@ def test_what_a_token_leaves_behind(ratio: int, dim: int, width: int, length: in
 def test_the_indexer_picks_the_best_rows() -> None:
     rng = np.random.default_rng(3)
     heads, count, ratio = 64, 512, 4
-    positions, slots = [21000, 2047, 11, 9999], [1, 0, 1, 0]
-    q, gates = rng.standard_normal((4, heads, 128)), rng.standard_normal((4, heads))
+    positions, slots = [21000, 2047, 11, 9999, 2051, 4095, 4099, 3000], [1, 0, 1, 0, 1, 0, 1, 0]
+    n_rows = len(positions)
+    q, gates = rng.standard_normal((n_rows, heads, 128)), rng.standard_normal((n_rows, heads))
     keys = rng.standard_normal((2, 5300, 128))
     keys[0, 100:140] = keys[0, 60]  # ties
+    keys[0, 200:700] = 0  # more of them than there is room for
     device_keys = halves(keys)
     exact = device_keys.double().cpu().numpy()
-    scores = torch.full((4, 5300), float("nan"), device="cuda")
-    picks = torch.full((4, count), -1, dtype=torch.int32, device="cuda")
-    counts = torch.zeros(4, dtype=torch.int32, device="cuda")
+    scores = torch.full((n_rows, 5300), float("nan"), device="cuda")
+    picks = torch.full((n_rows, count), -1, dtype=torch.int32, device="cuda")
+    counts = torch.zeros(n_rows, dtype=torch.int32, device="cuda")
     memory = Slots(device_keys)
     where = memory.places(positions, slots)
     f = [torch.from_numpy(a.astype(np.float32)).cuda() for a in (q, gates)]
@@ -206,7 +208,7 @@ def test_attention(kind: str) -> None:
         wanted = rotated(weights / total @ keys, position, -1)
         assert ref.error(got[row], wanted) < 5e-6
     # The digits of every group's image are those of the floats.
-    raw = image.data.cpu().numpy()
+    raw = image.data[0].cpu().numpy()
     for row in range(rows):
         for group in range(8):
             high, low = (
@@ -235,3 +237,20 @@ def test_a_rows_attention_does_not_depend_on_its_neighbours() -> None:
         ).launch()
         outs.append(out)
     assert torch.equal(outs[0][2], outs[1][0])
+
+
+def test_many_rows_lie_in_pieces_of_eight() -> None:
+    rng = np.random.default_rng(6)
+    q = torch.from_numpy(rng.standard_normal((16, 32, 512)).astype(np.float32)).cuda()
+    memory = Slots(halves(rng.standard_normal((1, 136, 512))), halves(rng.standard_normal((1, 900, 512))))
+    sinks = torch.zeros(32, device="cuda")
+
+    def run(a: int, b: int) -> torch.Tensor:
+        image = Image(b - a, 16 * 512, DIGITS, groups=2)
+        where = memory.places([400 + 97 * row for row in range(a, b)], [0] * (b - a))
+        Attention(
+            q[a:b].contiguous(), memory.at[0], where, sinks, 128, EPS, 4, memory.at[1], digits=image
+        ).launch()
+        return image.data
+
+    assert torch.equal(run(0, 16), torch.cat([run(0, 8), run(8, 16)]))

@@ -154,6 +154,31 @@ def test_sixteen_bits_between_two_stages_on_one_card_do_not_change_greedy_text(c
     assert found == [answer(cpu, prompt) for prompt in PROMPTS]
 
 
+def test_an_expert_worker_on_the_card(cpu: Engine) -> None:
+    """The head is on the CPU; terms of the card are not the same bits, and the text is the same."""
+    engine = Engine(
+        pocket_path(), device="cpu", cluster="127.0.0.1:0", stages=1, load=False, **OPTIONS
+    )  # fmt: skip
+    assert engine.machines is not None
+    join = f"127.0.0.1:{engine.machines.head.address[1]}"
+    command = [sys.executable, "-m", "penstock", "worker", "--join", join, "--experts", "auto", "--once"]
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen([*command, *on("cuda")], env=environment) as other, engine:
+        engine.load()
+        while not any("experts" in member for member in engine.stats()["cluster"]["members"]):
+            assert other.poll() is None
+            time.sleep(0.05)
+        tokens = ids(400)
+        error, kl, same = difference(all_logits(engine, tokens), all_logits(cpu, tokens), part=0.95)
+        print(f"19 of 20 rows: {error:.1e} of the range, KL {kl:.1e}, same best {same:.4f}")
+        assert kl < 1e-4
+        assert same > 0.99
+        assert [answer(engine, prompt) for prompt in PROMPTS] == [answer(cpu, prompt) for prompt in PROMPTS]
+        member = engine.stats()["cluster"]["members"][-1]
+        assert member["pairs"] > 0
+        assert member["device"] == "cuda"
+
+
 def test_a_parked_stage_comes_back(mixed: Engine) -> None:
     session, tokens = mixed.session(), ids(30, seed=7)
     session.feed(tokens)

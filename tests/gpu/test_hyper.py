@@ -40,7 +40,7 @@ def test_golden_coefficients() -> None:
 
 def decoded(image: Image, row: int) -> tuple[ref.Floats, ref.Floats]:
     """A row of an image of digits and halves."""
-    raw, columns, rows = image.data.cpu().numpy()[0], image.columns, image.rows
+    raw, columns, rows = image.data[0, 0].cpu().numpy(), image.columns, image.rows
     scales = raw[-(columns // 256 + 1) * 32 :].view(np.float32).reshape(-1, 8)
     high, low = (
         raw[(2 * row + k) * (columns + 32) :][:columns].view(np.int8).astype(np.float64) for k in (0, 1)
@@ -133,10 +133,29 @@ def test_a_rows_bits_depend_on_neither_its_neighbours_nor_the_blocks_it_has(
         LeaveAndEnter(
             out, fn, base, scale, after, norm, image, EPS, HC_EPS, 20, streams[rows], y[rows], before[rows], x=x
         ).launch()  # fmt: skip
-        floats = image.data[0].view(torch.float32)[: len(rows) * (hidden + 8)].view(len(rows), -1)
+        floats = image.data[0, 0].view(torch.float32)[: len(rows) * (hidden + 8)].view(len(rows), -1)
         return [part[-1].clone() for part in (out, after, x, floats[:, :hidden])]
 
     wanted = run([0, 1, 2, 4])
     monkeypatch.setattr(Card, "cluster_limit", limit)
     for a, b in zip(run([4]), wanted, strict=True):
         assert torch.equal(a, b)
+
+
+def test_many_rows_lie_in_pieces_of_eight() -> None:
+    hidden, rng = 512, torch.Generator("cuda").manual_seed(4)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, device="cuda")
+
+    streams, y, before = random(16, 4, hidden), random(16, hidden), random(16, 24)
+    fn, base, scale, norm = random(24, 4 * hidden).mul(0.02).half(), random(24), random(3), random(hidden)
+
+    def run(a: int, b: int) -> torch.Tensor:
+        out, after, image = random(b - a, 4, hidden), random(b - a, 24), Image(b - a, hidden, DIGITS | HALVES)
+        LeaveAndEnter(
+            out, fn, base, scale, after, norm, image, EPS, HC_EPS, 20, streams[a:b], y[a:b], before[a:b]
+        ).launch()  # fmt: skip
+        return image.data
+
+    assert torch.equal(run(0, 16), torch.cat([run(0, 8), run(8, 16)]))

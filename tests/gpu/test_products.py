@@ -292,6 +292,82 @@ def test_images_give_the_same_bits(kind: WeightType) -> None:
     assert torch.equal(outs[0], outs[1])
 
 
+def image_of(x: torch.Tensor, forms: int) -> Image:
+    image = Image(len(x), x.shape[1], forms)
+    MakeImage(x, image).launch()
+    return image
+
+
+@pytest.mark.parametrize("kind", DENSE, ids=ids)
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(512, 4096), (48, 8192), (40000, 256), (80, 768), (16400, 1024)]
+)
+def test_many_rows_have_the_bits_of_few(kind: WeightType, rows: int, columns: int) -> None:
+    """Blocks of a cluster share the columns, or launches the rows, where one block has no room for both."""
+    packed = weights.repack(on_card(ref.random_weights(kind, rows, columns, 60)), kind, rows, columns)
+    x = on_card(ref.random_inputs(32, columns, 61))
+    wanted = poisoned(32, rows)
+    for row in range(32):
+        Dense([packed], x[row : row + 1], [wanted[row : row + 1]], 1).launch()
+    for count in (5, 8, 16, 32):
+        out = poisoned(count, rows)
+        try:
+            product = Dense([packed], image_of(x[:count], DIGITS | HALVES | FLOATS), [out], count)
+        except (
+            ValueError
+        ):  # in pieces of eight the floats of 8,192 columns have no room: callers take fewer rows
+            assert columns == 8192
+            continue
+        product.launch()
+        assert torch.equal(out, wanted[:count]), f"{count} rows"
+
+
+@pytest.mark.parametrize("count", [8, 16, 32])
+def test_many_rows_of_several_matrices_groups_and_pairs(count: int) -> None:
+    """Everything that a launch can have: two forms of inputs, groups, gate and up, digits for the next."""
+    columns, groups, rank = 2048, 4, 256
+    x = on_card(ref.random_inputs(count, groups * columns, 70))
+    own = x[:, :columns].contiguous()
+    kinds = [types.Q8_0, types.F16, types.Q8_0]
+    several = [
+        weights.repack(on_card(ref.random_weights(k, n, columns, n)), k, n, columns)
+        for k, n in zip(kinds, (1024, 528, 96), strict=True)
+    ]
+    gate, up = (on_card(ref.random_weights(types.Q8_0, 640, columns, seed)) for seed in (71, 72))
+    pair = weights.repack_pair(gate, up, types.Q8_0, 640, columns, 1)
+    grouped = weights.repack(
+        on_card(ref.random_weights(types.Q8_0, groups * rank, columns, 73)), types.Q8_0, rank, columns, groups
+    )
+    last = weights.repack(on_card(ref.random_weights(types.Q8_0, 528, 1024, 74)), types.Q8_0, 528, 1024)
+
+    def run(some: torch.Tensor, image: Image, heads: torch.Tensor | Image) -> list[torch.Tensor]:
+        n = len(some)
+        outs = [poisoned(n, m.rows) for m in several]
+        inner, middle, end = DigitVectors(n, 640), DigitImage(n, groups * rank), poisoned(n, 528)
+        launches = [
+            Dense(several, image, outs, n),
+            Dense([pair], image, [inner.values], n, digits=inner, limit=10.0),
+            Dense([grouped], heads, [middle.values], n, digits=middle),
+            Dense([last], middle.image, [end], n),
+        ]
+        for _ in range(2):  # counters must be back at zero
+            for launch in launches:
+                launch.launch()
+        assert not inner.counters.any()
+        assert not middle.counters.any()
+        return [*outs, inner.values, inner.digits, inner.scales, middle.values, end]
+
+    heads = Image(count, columns, DIGITS, groups)
+    for group in range(groups):
+        part = x[:, group * columns : (group + 1) * columns].contiguous()
+        heads.data[:, group] = image_of(part, DIGITS).data[:, 0]
+    got = run(own, image_of(own, DIGITS | HALVES), heads)
+    for row in range(0, count, 3):
+        one = slice(row, row + 1)
+        for a, b in zip(got, run(own[one], image_of(own[one], DIGITS | HALVES), x[one]), strict=True):
+            assert torch.equal(a[one], b), f"row {row} of {count}"
+
+
 def test_what_the_router_chooses() -> None:
     """Ties go to the lower id; a row's experts stand best first, with weights that add up to the scale."""
     experts, hidden = 64, 256

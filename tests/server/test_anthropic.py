@@ -16,7 +16,8 @@ from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCa
 from penstock.engine.requests import Failed
 from penstock.engine.steps import Step
 from penstock.errors import PenstockError
-from penstock.server.api.anthropic import PING, Answer, CountRequest, MessagesRequest, messages
+from penstock.server.api.anthropic import PING, Answer, messages
+from penstock.server.api.anthropic_request import CountRequest, MessagesRequest
 from penstock.server.http.streams import EventStream
 from penstock.server.service import Service
 from penstock.server.usage import Usage

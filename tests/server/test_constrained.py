@@ -7,7 +7,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.server.api.anthropic import MessagesRequest
+from penstock.server.api.anthropic_request import MessagesRequest
 from penstock.server.api.openai_chat_request import ChatRequest
 from penstock.server.api.responses.request import ResponsesRequest
 from tests.server.conftest import events

@@ -73,6 +73,9 @@ class FakeDevice(DeviceBackend):
     def weight(self, info: TensorInfo) -> FakeWeight:
         return FakeWeight(info, self)
 
+    def held_stack(self, *_: object) -> Any:
+        raise NotImplementedError
+
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> FakeStack:
         assert used == 2
         return FakeStack(experts, self)

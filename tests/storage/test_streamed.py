@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from penstock.engine.engine import Engine
 from penstock.errors import BudgetError, OptionError, ReadError
+from penstock.storage import streamed
 from penstock.storage.policies import POLICIES
-from penstock.storage.reader import END, OpenFile, Reader
+from penstock.storage.reader import END, STALL, OpenFile, Reader
 from penstock.storage.replay import replay
 from penstock.storage.streamed import StreamedExperts
 from penstock.storage.trace import read_trace
@@ -89,6 +90,33 @@ def test_other_options_keep_their_bits(model: Path, options: dict[str, object]) 
     plain = answers(Engine(model, context=256, **options))  # type: ignore[arg-type]
     with streaming(model, MIB, None, **options) as engine:
         assert np.array_equal(answers(engine), plain)
+
+
+def test_the_same_bits_while_what_was_used_most_is_still_on_its_way(
+    model: Path, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No read ends before somebody waits.  The first experts of every block are missing, all others are coming."""
+    monkeypatch.setattr(streamed, "IN_FLIGHT", 1)
+    wait_any = Reader.wait_any
+
+    def released(self: Reader, *args: object) -> object:
+        self.inject(0, file)
+        return wait_any(self, *args)  # type: ignore[arg-type]
+
+    with streaming(model, 100 * MIB, chunk=64, learn="off") as engine:
+        reader, file = reader_of(engine)
+        store = engine.storage.experts
+        assert isinstance(store, StreamedExperts)
+        engine.session().feed(PROMPT)  # so that working memory is not new
+        capacity = store.cache.capacity
+        store.resize(1)
+        store.resize(capacity)
+        assert len(store.cache) == 0
+        monkeypatch.setattr(Reader, "wait_any", released)
+        reader.inject(STALL, file, 1 << 20)
+        everyone = range(len(store.source.blocks) * store.source.experts)
+        store.preload([key for key in everyone if key % store.source.experts >= 2])
+        assert np.array_equal(answers(engine), expected)
 
 
 def test_everything_in_memory(model: Path, expected: NDArray[np.float32]) -> None:

@@ -48,7 +48,7 @@ def test_only_the_user_can_read_it_and_there_are_not_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"PSUSAGE1", b"x" * 24, b"PSUSAGE1" + np.full(4, np.nan, "<f4").tobytes()]
+    "damage", [b"", b"PSUSAGE2", b"x" * 24, b"PSUSAGE2" + np.full(7, np.nan, "<f4").tobytes()]
 )
 def test_a_damaged_file_is_as_good_as_none(damage: bytes) -> None:
     learn_usage("m", seen([1, 2]))

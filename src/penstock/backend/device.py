@@ -59,6 +59,19 @@ class HostBackend(Backend):
         """What computes so many of the experts at a time, all for so many rows: to be measured."""
 
 
+class HeldStack(ABC):
+    """Some experts of one layer in a device's memory, whose terms are asked for one by one."""
+
+    @abstractmethod
+    def place(self, part: int, number: int, info: TensorInfo, raw: Bytes, scale: Bytes | None = None) -> None:
+        """Gate (0), up (1) or down (2) of one of them."""
+
+    @abstractmethod
+    def terms(self, x: Vector, pairs: NDArray[np.int64], limit: float) -> Vector:
+        """expert(x), without a routing weight: x [rows, hidden], pairs [n, 2] of a row and an expert's number here
+        → [n, hidden]"""
+
+
 class DeviceSpeeds(NamedTuple):
     """Bytes per second, measured."""
 
@@ -96,6 +109,10 @@ class DeviceBackend(Backend):
     @abstractmethod
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> ExpertStack:
         """Memory for a layer's experts, each (gate, up, down), of which a token uses so many."""
+
+    @abstractmethod
+    def held_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> HeldStack:
+        """Memory for some of a layer's experts.  Raises OptionError where the device has no products for them."""
 
     # ── where not all experts fit ─────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.backend.base import Backend
 from penstock.bench.imagined_layers import ImaginedLayers, imagined_like
-from penstock.bench.token_overhead import token_overhead
+from penstock.bench.token_overhead import Overhead, token_overhead
 from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
@@ -43,19 +43,20 @@ class LayerCosts(NamedTuple):
     shared: Curve
     routed: Curve  # one expert
     mapped: float  # handing experts over where all are at hand
-    streamed: float  # and where they come and go
     described: float  # an expert that is used for the first time
 
 
 class Costs(NamedTuple):
     """Seconds: of every layer; of a row of logits and a token drawn from it; of what else a step takes, by rows; of
-    what the engine does for a token of an answer besides; and of drafts, where anybody tries them."""
+    what the engine does for a token of an answer besides; of drafts, where anybody tries them; and of what an engine
+    does only once, with its first prompt."""
 
     layers: tuple[LayerCosts, ...]
     head: float
     step: Curve
     token: float = 0.0
     drafts: float = 0.0
+    start: float = 0.0
 
 
 def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) -> Costs:
@@ -68,8 +69,8 @@ def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) 
             found[keys] = _measure(checkpoint, number, backend, keys, notes)
         layer, head, step = found[keys]
         layers.append(layer)
-    token, drafts = notes.numbers("token", 2, token_overhead)
-    return Costs(tuple(layers), head * checkpoint.config.vocab_size, step, token, drafts)
+    overhead = notes.numbers("token", len(Overhead._fields), token_overhead)
+    return Costs(tuple(layers), head * checkpoint.config.vocab_size, step, *overhead)
 
 
 def _measure(
@@ -92,12 +93,12 @@ def _measure(
 
     def experts() -> list[float]:
         pairs = [layers().experts(rows) for rows in EXPERT_ROWS]
-        handing = [layers().mapped(), layers().streamed(), layers().described()]
+        handing = [layers().mapped(), layers().described()]
         return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), *handing]
 
     few, more = len(ROWS), len(EXPERT_ROWS)
     rests = notes.numbers(keys[0], 2 * few + 2, rest, rounds=ROUNDS)
-    expert = notes.numbers(keys[1], 2 * more + 3, experts, rounds=ROUNDS)
+    expert = notes.numbers(keys[1], 2 * more + 2, experts, rounds=ROUNDS)
     layer = LayerCosts(
         Curve(ROWS, tuple(rests[:few])),
         rests[-2],

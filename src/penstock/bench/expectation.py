@@ -7,6 +7,7 @@ only the kernels and the disk are replaced by the time that they take.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean
 from typing import Final
 
@@ -61,6 +62,9 @@ class Expectation:
     first: Phase
     steady: Phase
     prompts: Mapping[int, Phase]  # by length
+    answers: Mapping[
+        int, Phase
+    ]  # after prompts of these lengths; a short one leaves a cache that is not full
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,14 @@ class ExpectedRun:
         fresh: float = 0.0,
         young: float = 0.0,
         sizes: Sizes | None = None,
+        forgotten: float = 0.0,
     ):
         """guesses_right: of those about the next layer's experts, the share that is; fresh: seconds that a byte takes
-        to become memory, by one core; young: seconds longer that it takes to be read there for the second time."""
+        to become memory, by one core; young: seconds longer that it takes to be read there for the second time;
+        forgotten: the share of what has been read that is as slow to read as what has not."""
         self.config, self.plan, self.costs, self.routing = checkpoint.config, plan, costs, routing
         self.handling, self.guesses_right, self.fresh, self.young = handling, guesses_right, fresh, young
+        self.forgotten, self._cold = forgotten, disk.cold
         self._cores = read_cpu().usable
         self._layers = [checkpoint.config.layers[number] for number in checkpoint.layers]
         self._blocks = [f"blk.{number}" for number in checkpoint.layers]
@@ -110,6 +117,7 @@ class ExpectedRun:
         self._filled_ahead = 0.0  # and of the room for what is read ahead
         self._reads: dict[int, int] = {}  # by expert in the cache: how often its slot has been read to
         self._free: list[int] = []  # the same, of slots without an expert
+        self._read: set[int] = set()  # experts that came from the disk before
         self.sizes = sizes or Sizes(checkpoint)
         self.time = Timeline(disk.latency, disk.bytes_per_second)
         self.position = self.hits = self.misses = 0
@@ -132,6 +140,12 @@ class ExpectedRun:
                     return
                 list(self.cache.request([key]))
                 self._reads[key] = reads
+
+    def settle(self) -> None:
+        """All has been read before, and guesses have been tried."""
+        self._read.update(range(len(self._layers) * self.sizes.source.experts))
+        self.position, self.guesses = PROMPT, TRIAL
+        self.decode(SETTLING)
 
     def prefill(self, tokens: int) -> Phase:
         """A prompt.  Of one with many chunks the first few are played; the others are like the last of them."""
@@ -171,7 +185,7 @@ class ExpectedRun:
         time = self.time
         time.compute(self.costs.step.at(rows))
         if rows > 1 and not self.position:
-            time.compute(self.plan.work * self.fresh)
+            time.compute(self.costs.start + self.plan.work * min(1, rows / self.plan.chunk) * self.fresh)
         chosen = [self.routing.draw(number, rows) for number in range(len(self._layers))]
         ahead = self._announce(chosen)
         for number, costs in enumerate(self.costs.layers):
@@ -251,7 +265,7 @@ class ExpectedRun:
     def _ask(self, cache: Cache, number: int, rows: int, chosen: list[int], ahead: Ahead | None) -> Missing:
         """The cache decides, and what is missing is asked for."""
         source = self.sizes.source
-        missing = young = 0
+        missing = young = new = 0
         for key, hit, evicted, _ in cache.request([number * source.experts + expert for expert in chosen]):
             self._free += [self._reads.pop(gone) for gone in evicted]
             if not hit:
@@ -259,6 +273,8 @@ class ExpectedRun:
                 self._reads[key] = reads + 1
                 missing += 1
                 young += 0 < reads < SETTLED
+                new += key not in self._read
+                self._read.add(key)
         self.hits += len(chosen) - missing
         self.misses += missing
         early = min(float(missing), ahead.count) if ahead else 0.0
@@ -267,7 +283,8 @@ class ExpectedRun:
             if rows <= GUESSED_ROWS:
                 self.time.compute((missing - early) * self.handling.asking)
             nbytes = (missing - early) * source.useful_bytes[number]
-            there = self.time.ask(nbytes, young / missing * nbytes * self.young)
+            cold = new + self.forgotten * (missing - new)
+            there = self.time.ask(nbytes, (young * self.young + cold * self._cold) * nbytes / missing)
         # Those who read make the memory, while the disk is at work for others of them.
         self.time.compute(max(0, cache.used - self._filled) * self.fresh / self._cores)
         self._filled = max(self._filled, cache.used)
@@ -284,7 +301,7 @@ class ExpectedRun:
         elif missing.count:
             handling = self.handling.first + (missing.count - 1) * self.handling.further
             handling = max(0.0, handling - missing.count * self.handling.asking)
-        time.compute(costs.streamed + computing - last)
+        time.compute(self.handling.hits + computing - last)
         if missing.ahead:
             time.wait_ahead(missing.ahead.read)
             if missing.ahead.wrong is not None:
@@ -306,6 +323,7 @@ def expect(
     coming: float = 0.0,
     fresh: float = 0.0,
     young: float = 0.0,
+    remembered: float = inf,
 ) -> Expectation:
     """The speed of a model or of some of its layers (`Checkpoint.slice`), on disk or imagined.
 
@@ -314,9 +332,11 @@ def expect(
     coming        seconds that a mapped file takes to come to memory, with the first prompt
     fresh         seconds that a byte takes to become memory, for experts and for the rows of the first chunk
     young         seconds longer that a byte takes to be read for the second time to memory that was new
+    remembered    bytes of experts that are not cold to a disk once they have been read
     """
     sizes = Sizes(checkpoint)
     source, used = sizes.source, checkpoint.config.experts_used
+    forgotten = max(0.0, 1 - remembered / plan.experts_total)
 
     known = usage if trace is None else None
     right = UNTRIED if usage is None or usage.guesses_right is None else usage.guesses_right
@@ -325,10 +345,11 @@ def expect(
         if trace is not None:
             routing: Routing = TracedRouting(trace)
         else:
-            shape = (len(checkpoint.layers), source.experts)
-            routing = DrawnRouting(np.ones(shape) if usage is None else usage.weights(), used, seed)
+            even = np.ones((len(checkpoint.layers), source.experts))
+            prompts, answers = (even, even) if usage is None else (usage.weights(), usage.answer_weights())
+            routing = DrawnRouting(prompts, used, seed, answers)
         return ExpectedRun(
-            checkpoint, plan, costs, disk, routing, policy, handling, right, fresh, young, sizes
+            checkpoint, plan, costs, disk, routing, policy, handling, right, fresh, young, sizes, forgotten
         )
 
     def beginning(tokens: int, seed: int = 0) -> tuple[ExpectedRun, Phase]:
@@ -341,12 +362,14 @@ def expect(
     times = 1 if trace is not None else -(-DRAWS // (ANSWER * used * len(checkpoint.layers)))
     begun = [beginning(PROMPT, seed) for seed in range(times)]
     prefill, first = _mean([phase for _, phase in begun]), _mean([each.decode(ANSWER) for each, _ in begun])
-    prompts = {PROMPT: prefill, **{tokens: beginning(tokens)[1] for tokens in OTHER_PROMPTS}}
+    prompts, answers = {PROMPT: prefill}, {PROMPT: first}
+    for tokens in OTHER_PROMPTS:
+        other, prompts[tokens] = beginning(tokens)
+        answers[tokens] = other.decode(ANSWER)
     settled = run()
     settled.fill(known.favourites() if known is not None else _mixed(source), SETTLED)
-    settled.position, settled.guesses = PROMPT, TRIAL
-    settled.decode(SETTLING)
-    return Expectation(prefill, first, settled.decode(times * ANSWER), prompts)
+    settled.settle()
+    return Expectation(prefill, first, settled.decode(times * ANSWER), prompts, answers)
 
 
 def _mean(phases: Sequence[Phase]) -> Phase:

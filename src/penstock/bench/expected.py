@@ -9,7 +9,7 @@ For a model that is not here, `imagine` its checkpoint and give the speed of the
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,9 @@ class Expected(Expectation):
             "steady_tokens_per_second": self.steady.per_second,
             "prefill_tokens_per_second": self.prefill.per_second,
             "prefill_tokens_per_second_between": self.prefill_between,
+            "tokens_per_second_by_prompt": {
+                str(n): phase.per_second for n, phase in sorted(self.answers.items())
+            },
             "prefill_by_prompt": {str(n): phase.per_second for n, phase in sorted(self.prompts.items())},
             "token_seconds": self.token_seconds,
             "hit_rate": self.steady.hit_rate,
@@ -123,7 +126,9 @@ def expect_here(
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
     cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
-    filling, young = _new_memory(plan, ExpertSource(checkpoint)) if on_disk else (Filling(0.0, 0.0, 0.0), 0.0)
+    new = NewMemory()
+    if on_disk:
+        new = _new_memory(plan, ExpertSource(checkpoint), cold.nbytes)
     found = expect(
         checkpoint,
         plan,
@@ -133,9 +138,10 @@ def expect_here(
         trace=trace,
         policy=policy,
         handling=misses,
-        coming=cold.seconds,
-        fresh=filling.usual,
-        young=young,
+        coming=cold.seconds + new.longer,
+        fresh=new.filling.usual,
+        young=new.young,
+        remembered=read_memory().total,  # of its host's memory nobody knows: taken to be as large
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
     return Expected(
@@ -146,18 +152,27 @@ def expect_here(
         basis=basis,
         absent=cold,
         handling=misses,
-        filling=filling,
-        young=young,
-        prefill_between=_between(found.prefill, plan, filling),
+        filling=new.filling,
+        young=new.young,
+        prefill_between=_between(found.prefill, plan, new),
     )
 
 
-def _new_memory(plan: Plan, source: ExpertSource) -> tuple[Filling, float]:
-    """How long the memory takes to become real that a run with this plan needs for the first time, and how many
-    seconds longer a byte takes that is read there for the second time."""
+class NewMemory(NamedTuple):
+    """What memory takes that a run needs for the first time: to become real; seconds longer that a byte takes to be
+    read there for the second time; and seconds longer that a mapped file of so many `brought` bytes takes to come."""
+
+    filling: Filling = Filling(0.0, 0.0, 0.0)
+    young: float = 0.0
+    brought: int = 0
+    longer: float = 0.0
+
+
+def _new_memory(plan: Plan, source: ExpertSource, brought: int = 0) -> NewMemory:
+    """For a run with this plan, to which so many bytes of a mapped file come."""
     streams = plan.mode == "direct"
-    new = plan.work + (plan.experts_held if streams else 0)
-    memory = reserve(max(PIECE, min(new, read_memory().room // 2)), large=True)
+    needed = plan.work + (plan.experts_held if streams else brought)
+    memory = reserve(max(PIECE, min(needed, read_memory().room // 2)), large=True)
     now = measure_filling(memory)
     usual, slowest = _usual("seconds", now.usual, now.slowest)
     young = 0.0
@@ -165,7 +180,9 @@ def _new_memory(plan: Plan, source: ExpertSource) -> tuple[Filling, float]:
         last = np.frombuffer(memory, np.uint8)[max(0, now.nbytes - YOUNG) : now.nbytes]
         found = slower_at_first(source, last)
         young, _ = _usual("young", found, found)
-    return Filling(usual, now.quickest, slowest, now.nbytes), young
+    # What came of the file just now found the quickest memory that there was.
+    longer = brought * (now.usual - now.quickest) / read_cpu().usable
+    return NewMemory(Filling(usual, now.quickest, slowest, now.nbytes), young, brought, longer)
 
 
 def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
@@ -178,12 +195,16 @@ def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
     return LASTS * now + (1 - LASTS) * slowest, slowest
 
 
-def _between(prefill: Phase, plan: Plan, filling: Filling) -> tuple[float, float]:
+def _between(prefill: Phase, plan: Plan, new: NewMemory) -> tuple[float, float]:
     """Tokens per second of a prompt, the fewest and the most, if all new memory is as slow or as quick as can be."""
-    cached = min(plan.experts_held, prefill.disk_bytes) / read_cpu().usable if plan.mode == "direct" else 0.0
+    cores, filling = read_cpu().usable, new.filling
+    cached = min(plan.experts_held, prefill.disk_bytes) / cores if plan.mode == "direct" else 0.0
     by_byte = plan.work + cached  # seconds of the prompt, for a second of a byte
     slow, quick = (
-        prefill.seconds + (seconds - filling.usual) * by_byte
+        prefill.seconds
+        + (seconds - filling.usual) * by_byte
+        + (seconds - filling.quickest) * new.brought / cores
+        - new.longer
         for seconds in (filling.slowest, filling.quickest)
     )
     return prefill.tokens / slow, prefill.tokens / quick

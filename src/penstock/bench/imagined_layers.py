@@ -6,7 +6,6 @@ the caches, large ones never do.  The engine's own code runs them.
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
@@ -23,15 +22,9 @@ from penstock.machine.cpu import cache_bytes
 from penstock.machine.memory import read_memory
 from penstock.machine.pages import reserve
 from penstock.model import architecture
-from penstock.storage.cache import make_cache
-from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.dense import HEAD, DenseWeights
-from penstock.storage.prefetch import Prefetch
-from penstock.storage.reader import Reader
-from penstock.storage.slots import Slots
-from penstock.storage.source import PARTS, ExpertSource
+from penstock.storage.source import PARTS
 from penstock.storage.store import ExpertStore, Lease, MappedExperts, ResidentLease, ready_expert
-from penstock.storage.streamed import StreamedExperts
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imagined import imagine
 from penstock.weights.layout import TensorPlan
@@ -135,9 +128,9 @@ class ImaginedLayers:
     def experts(self, rows: int) -> tuple[float, float]:
         """Seconds of the shared expert, and of one routed expert, if all rows choose the same ones."""
         x, ids, weights = self._routed(rows)
-        alone = [self._call(number, x, ids, weights, self._table(())) for number in range(self.copies)]
+        alone = [self._call(number, x, ids, weights, self.table(())) for number in range(self.copies)]
         together = [
-            self._call(number, x, ids, weights, self._table(experts))
+            self._call(number, x, ids, weights, self.table(experts))
             for number, experts in enumerate(self.sets)
         ]
         shared = repeat(alone)
@@ -155,33 +148,6 @@ class ImaginedLayers:
         weights = [Weight(each, *self._weights.of(each)) for each in info]
         return repeat([lambda: ready_expert(self.backend, weights)])
 
-    def streamed(self) -> float:
-        """The same where they come and go."""
-        _, ids, _ = self._routed(1)
-        source = ExpertSource(self.checkpoint)
-        used, size = self.config.experts_used, source.slot_bytes[0]
-        counters, slots = Counters([BlockCounters() for _ in source.blocks]), Slots(size)
-        with closing(Reader()) as reader:
-            store = StreamedExperts(
-                source,
-                self.backend,
-                reader,
-                make_cache("lfru", 4 * used * size, source.slot_bytes, source.experts),
-                slots,
-                Prefetch(source, reader, slots, 0, counters),
-                counters,
-            )
-            slot = slots.take(size)
-            for decision, expert in zip(store.cache.request(range(used)), self.sets[0], strict=True):
-                store.memory.add(decision.key, slot, expert)
-
-            def bookkeeping() -> None:
-                with store.acquire("blk.0", ids) as lease:
-                    for _ in lease.as_they_come():
-                        pass
-
-            return repeat([bookkeeping])
-
     def _routed(self, rows: int) -> tuple[Array, Array, Array]:
         """What reaches the experts, such that every row chooses the first ones."""
         step = Step.of([(self.slot, 0, [0] * rows, 1)])
@@ -193,7 +159,7 @@ class ImaginedLayers:
         self.backend.host(ids)[...] = np.arange(self.config.experts_used)
         return x, ids, weights
 
-    def _table(self, experts: Sequence[DeviceExpert]) -> ExpertTable:
+    def table(self, experts: Sequence[DeviceExpert]) -> ExpertTable:
         table = self.backend.expert_table(self.config.experts)
         for number, expert in enumerate(experts):
             table.put(number, expert)

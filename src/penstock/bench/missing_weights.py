@@ -1,4 +1,4 @@
-"""What weights that have to be read cost of the processors' time.
+"""What weights that have to be read cost of the processors' time, and those that could be.
 
 Layers run that read what they need from the model's own file, and the same layers with all at hand.  The time in
 which one only waits for the disk does not count, it follows from the disk.  All else does: deciding, asking, cores
@@ -26,6 +26,7 @@ from penstock.storage.prefetch import Prefetch
 from penstock.storage.reader import Reader
 from penstock.storage.slots import Slots
 from penstock.storage.source import ExpertSource
+from penstock.storage.store import ResidentLease
 from penstock.storage.streamed import IN_FLIGHT, StreamedExperts
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.layout import Role
@@ -42,7 +43,7 @@ PATIENCE: Final = 0.2  # seconds for them, once the fewest are made
 class Handling(NamedTuple):
     """Seconds of the processors for what a layer has to read: the first of its experts and each further one, until it
     is asked for and altogether, or each where rows are many; all its other weights, where they have no place of their
-    own; and for a guess at what the next layer will have to read."""
+    own; for a guess at what the next layer will have to read; and for finding all of its experts in the cache."""
 
     asking: float = 5e-5
     first: float = 1e-4
@@ -50,6 +51,7 @@ class Handling(NamedTuple):
     many: float = 1e-4
     block: float = 1e-4
     guess: float = 0.0
+    hits: float = 1e-4
 
 
 def handling(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) -> Handling:
@@ -78,6 +80,7 @@ def measure_handling(layers: ImaginedLayers, source: ExpertSource) -> Handling:
         def seconds(rows: int, count: int, missing: int) -> _Seconds:
             return _Turns(layers, source, reader, rows, count, missing).seconds()
 
+        whole = _Turns(layers, source, reader, 1, used, 0, at_hand=True).seconds()
         here = seconds(1, used, 0)
         one, several = (seconds(1, used, missing) for missing in (1, used))
         dense = _streamed_blocks(source.checkpoint, layers.backend, reader)
@@ -90,6 +93,7 @@ def measure_handling(layers: ImaginedLayers, source: ExpertSource) -> Handling:
         (all_missing - all_here) / many,
         block,
         here.guess,
+        here.layer - here.guess - whole.layer,
     )
     return Handling(*(max(0.0, seconds) for seconds in found))
 
@@ -125,10 +129,13 @@ class _Turns:
         count: int,
         missing: int,
         dense: LoadedDense | None = None,
+        at_hand: bool = False,
     ):
-        """Rows that choose `count` experts, of which so many are missing: all, or some, or none."""
+        """Rows that choose `count` experts, of which so many are missing: all, or some, or none.  at_hand: no experts
+        ever come or go, and nobody has to look for them."""
         self.layers, self.source, self.rows, self.count, self.missing = layers, source, rows, count, missing
         self.dense = dense
+        self._at_hand = ResidentLease(layers.table(layers.sets[0])) if at_hand else None
         self._blocks = range(min(2, len(source.blocks)) if missing == count else 1)
         held = (count if missing == count else count + missing) * max(source.slot_bytes)
         self._counters, slots = Counters([BlockCounters() for _ in source.blocks]), Slots(held)
@@ -186,6 +193,8 @@ class _Turns:
 
     def _choose(self) -> list[int]:
         """As many as are to be missing, and others from before."""
+        if self._at_hand is not None:
+            return list(range(self.count))
         first, cache = self._block * self.source.experts, self.store.cache
         kept = self._chosen[self.missing :] if self.missing < self.count else []
         absent = [number for number in range(self.source.experts) if first + number not in cache]
@@ -196,6 +205,10 @@ class _Turns:
         block = self.source.blocks[self._block]
         routed: NDArray[Any] = self.layers.backend.host(ids)  # [rows, used]
         routed[...] = np.resize(np.asarray(self._chosen, routed.dtype), routed.shape)
+
+        if self._at_hand is not None:
+            found: Array = layer.experts.run(x, ids, weights, self._at_hand)
+            return found
 
         def guess() -> None:
             asked = time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.storage.heat import FEW_ROWS
 from penstock.storage.trace import Trace
 
 
@@ -18,10 +19,20 @@ class Routing(Protocol):
 
 
 class DrawnRouting:
-    """Every token by itself; `weights` [blocks, experts] say how often an expert is chosen, relative to others."""
+    """Every token by itself; `weights` [blocks, experts] say how often an expert is chosen, relative to others, and
+    `answers` the same for steps of few rows, where it is not so."""
 
-    def __init__(self, weights: NDArray[np.float64], used: int, seed: int = 0):
-        self._weights = weights / weights.sum(axis=1, keepdims=True)
+    def __init__(
+        self,
+        weights: NDArray[np.float64],
+        used: int,
+        seed: int = 0,
+        answers: NDArray[np.float64] | None = None,
+    ):
+        self._prompts, self._answers = (
+            each / each.sum(axis=1, keepdims=True)
+            for each in (weights, weights if answers is None else answers)
+        )
         self._used, self._rng = used, np.random.default_rng(seed)
 
     @staticmethod
@@ -29,7 +40,7 @@ class DrawnRouting:
         return DrawnRouting(np.ones((blocks, experts)), used)
 
     def draw(self, block: int, rows: int) -> list[int]:
-        weights = self._weights[block]
+        weights = (self._answers if rows <= FEW_ROWS else self._prompts)[block]
         # Without putting back: a race of exponential clocks, of which the first so many win.
         if rows <= 8 or self._used == len(weights):
             arrivals = self._rng.standard_exponential((rows, len(weights))) / weights

@@ -6,7 +6,7 @@ It is about the same for every model, so it is measured on the one that is alway
 import random
 import time
 from statistics import fmean, median
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.bench.imagined_layers import timed
 from penstock.engine.engine import Engine
@@ -15,31 +15,40 @@ from penstock.engine.sampling import Sampling
 from penstock.pocket import pocket_path
 
 TOKENS: Final = 64
-ANSWERS: Final = 3
+ANSWERS: Final = 5
 FIRST: Final = 8  # of them, before everything runs as usual
 PROMPT: Final = 512  # tokens, which the draft block reads when it is first tried
+SHORT: Final = 16
+
+
+class Overhead(NamedTuple):
+    """Seconds of a token, without those of the layers, of logits and of drawing a token from them; those more that
+    drafts take, on the whole, at the beginning of an answer that nobody can guess; and those before the first token
+    that an engine takes only once."""
+
+    token: float
+    drafts: float
+    start: float
 
 
 def token_overhead() -> list[float]:
-    """Seconds, without those of the layers, of logits and of drawing a token from them; and those more that drafts
-    take, on the whole, at the beginning of an answer that nobody can guess."""
-    plain, drafting = zip(*((_seconds("off"), _seconds("auto")) for _ in range(ANSWERS)), strict=True)
-    usual = median(median(seconds[FIRST:]) for seconds in plain)
-    # Of whole answers the quickest are compared: others on the machine make some of them slower.
-    drafts = min(fmean(seconds[1:]) for seconds in drafting) - min(fmean(seconds[1:]) for seconds in plain)
-    return [max(0.0, usual), max(0.0, drafts)]
+    plain, drafting = zip(*((_answer("off"), _answer("auto")) for _ in range(ANSWERS)), strict=True)
+    # Answers as a whole, the first tokens included, which are slower; the one in the middle of them.
+    usual, drafts = (median(fmean(seconds[1:]) for seconds, _ in answers) for answers in (plain, drafting))
+    return list(Overhead(max(0.0, usual), max(0.0, drafts - usual), median(start for _, start in plain)))
 
 
-def _seconds(draft: str) -> list[float]:
-    """By token, all but what a step of one row computes and what drawing from it takes."""
+def _answer(draft: str) -> tuple[list[float], float]:
+    """By token, all but what a step of one row computes and what drawing from it takes; and what starting takes."""
     sampling, found, computed = Sampling(ignore_eos=True, seed=0), list[float](), list[float]()
     inside: list[float] = []
     with Engine(pocket_path(), memory=None, draft=draft, learn="off") as engine:
+        prompt = random.Random(0).choices(range(engine.config.vocab_size), k=PROMPT)
+        start = _start(engine, prompt[:SHORT])
         model = engine.runner.model
         for name in ("forward", "logits"):
             setattr(model, name, timed(getattr(model, name), inside))
         session = engine.session()
-        prompt = random.Random(0).choices(range(engine.config.vocab_size), k=PROMPT)
         sampler = Sampler(sampling, prompt, engine.config.vocab_size, engine.backend.sampling)
         steps = engine.generate(prompt, TOKENS, sampling, session)
         begin = time.perf_counter()
@@ -52,4 +61,12 @@ def _seconds(draft: str) -> list[float]:
             found[-1] -= inside.pop()
             begin = time.perf_counter()
     usual = median(computed[FIRST:])
-    return [seconds - usual for seconds in found]
+    return [seconds - usual for seconds in found], start
+
+
+def _start(engine: Engine, prompt: list[int]) -> float:
+    """Seconds that the first prompt takes longer than the next one."""
+    taken: list[float] = []
+    for _ in range(2):
+        timed(lambda: list(engine.generate(prompt, 1)), taken)()
+    return max(0.0, taken[0] - taken[1])

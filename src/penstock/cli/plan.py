@@ -28,6 +28,7 @@ from penstock.weights.layout import Role
 from penstock.weights.summary import roles
 
 NOTABLE = 1.1  # of what a type takes in the file
+NEARLY = 0.95  # of a speed, from which on it counts as the same
 NOTICED = 0.1  # seconds that a person would see go by
 SPREAD = 1.35  # times as fast at best as at worst, from which on both are said
 _SAY = partial(print, file=sys.stderr)
@@ -195,12 +196,24 @@ def _context(plan: Plan, context: int, asked: bool) -> str:
     return f"{RESERVED:,} tokens; up to {context:,}, for which weights give way"
 
 
+def _decode(expected: Expected) -> str:
+    """Tokens per second, and where a cache that has to fill first makes them others."""
+    usual, shortest = expected.first.per_second, min(expected.answers)
+    short, full = expected.answers[shortest].per_second, expected.steady.per_second
+    said = f"{speed(usual)} tokens/s"
+    if short < NEARLY * usual:
+        said += f" after a prompt of {expected.prefill.tokens} tokens, {speed(short)} after one of {shortest}"
+    return said + (f", {speed(full)} once the cache is full" if usual < NEARLY * full else "")
+
+
 def _expectation(plan: Plan, expected: Expected) -> list[str]:
     whole = sum(plan.read_by_token.values())
-    disk, steady, first = expected.disk, expected.steady, expected.first
+    disk, steady = expected.disk, expected.steady
+    cold = 1 / (1 / disk.bytes_per_second + disk.cold)
+    first = f", {cold / 1e9:.2f} the first time" if cold < disk.bytes_per_second / SPREAD else ""
     lines = [
         f"memory {expected.memory_bandwidth / 1e9:.1f} GB/s, disk {disk.bytes_per_second / 1e9:.2f} GB/s "
-        f"in reads of an expert; a token reads {size(whole)}"
+        f"in reads of an expert{first}; a token reads {size(whole)}"
     ]
     if plan.mode == "direct":
         read = size(steady.disk_bytes / steady.tokens)
@@ -216,12 +229,7 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
     }
     times = [f"{1e3 * expected.token_seconds[name]:.3g} ms {what}" for name, what in parts.items()]
     lines.append(f"time of a token: {', '.join(times)}")
-    later = (
-        ""
-        if first.per_second > 0.95 * steady.per_second
-        else f", {speed(steady.per_second)} once the cache is full"
-    )
-    lines.append(f"expected decode: {speed(first.per_second)} tokens/s{later}")
+    lines.append(f"expected decode: {_decode(expected)}")
     prompts = [
         f"{speed(phase.per_second)} tokens/s for {n:,} tokens"
         for n, phase in sorted(expected.prompts.items())

@@ -11,7 +11,7 @@ from penstock.errors import ClusterError
 from penstock.model import architecture
 from penstock.weights.checkpoint import Checkpoint
 
-PROTOCOL: Final = 3  # changes when machines with the old one and the new one could not work together
+PROTOCOL: Final = 4  # changes when machines with the old one and the new one could not work together
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class Attendance(ABC):
             for thread in threads:
                 thread.start()
             self.attend()
+            self._gone.wait(TICK)  # a head that ends says so on this connection, and the group may be faster
         except ClusterError as error:
             if isinstance(error, Refused):
                 raise
@@ -140,8 +141,8 @@ class Attendance(ABC):
                 else:
                     self._said.put(message)
         except ClusterError as error:
-            if not self._over.is_set():
-                self._why = self._why or str(error)
+            if self._goodbye or not (self._over.is_set() or self._why):
+                self._why = str(error)
             self._gone.set()
             self._said.put(None)
             if self._addresses is not None:

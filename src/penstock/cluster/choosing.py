@@ -1,7 +1,7 @@
 """Choosing tokens on the last stage, where logits are: few bytes cross, and it chooses what the head would have."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -58,6 +58,11 @@ def edited(row: Logits, choice: Choice) -> Logits:
     return found
 
 
+def is_best(choice: Choice) -> bool:
+    """Whether it is the token with the highest logit, which comes with every step."""
+    return choice.temperature == 0 and choice.edits is None and choice.mask is None
+
+
 NUMBERS = ("temperature", "top_k", "top_p", "min_p", "chance", "repetition_penalty")
 
 
@@ -79,6 +84,30 @@ def answered(message: Message) -> Choice:
     return Choice(**numbers, edits=edits, mask=arrays.get("mask"))
 
 
+def ride(message: Message, expected: Mapping[int, Sequence[Choice]]) -> None:
+    """Puts what will be asked of a step's rows, by sequence, into its message."""
+    found = []
+    for slot, choices in expected.items():
+        for row, choice in enumerate(choices):
+            found.append([slot, row, *(getattr(choice, name) for name in NUMBERS)])
+            arrays = asked(choice).arrays
+            message.arrays |= {f"{slot}.{row}.{name}": array for name, array in arrays.items()}
+    if found:
+        message.fields["choices"] = found
+
+
+def ridden(message: Message) -> Iterator[tuple[int, int, Choice]]:
+    """The way back: sequence, number among its rows, and how to choose there."""
+    for slot, row, *numbers in message.fields.pop("choices", ()):
+        prefix = f"{slot}.{row}."
+        arrays = {
+            name.removeprefix(prefix): array
+            for name, array in message.arrays.items()
+            if name.startswith(prefix)
+        }
+        yield slot, row, answered(Message("choose", dict(zip(NUMBERS, numbers, strict=True)), arrays))
+
+
 class Ask(Protocol):
     """How the head asks the last stage: `begin` sends a question and gives what waits for the answer."""
 
@@ -93,6 +122,7 @@ class Row:
     step: int
     number: int  # among the rows of that sequence
     best: Best
+    chosen: tuple[Choice, Chosen] | None = None  # what was asked along with the step, and the answer
 
     def where(self) -> dict[str, Any]:
         return {"slot": self.slot, "step": self.step, "row": self.number}
@@ -139,9 +169,12 @@ class RemoteLogits:
         token, highest, log_sum = row.best
         if not math.isfinite(highest):
             token = -1
-        if choice.temperature == 0 and choice.edits is None and choice.mask is None:
+        if is_best(choice):
             chosen = Chosen(token, highest - log_sum, highest, highest)
             return Asked(lambda: chosen)
+        if row.chosen is not None and row.chosen[0] is choice:
+            already = row.chosen[1]
+            return Asked(lambda: already)
         question = asked(choice)
         question.fields |= row.where()
         answer = self._ask.begin(question)

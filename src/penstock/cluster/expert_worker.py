@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 
 from penstock.backend import open_backend
-from penstock.backend.base import Backend
+from penstock.backend.base import Backend, Vector
+from penstock.backend.device import DeviceBackend
 from penstock.cluster.agreement import Terms, hello
 from penstock.cluster.attendance import Attendance
 from penstock.cluster.control import Control
 from penstock.cluster.group import CHAIN
+from penstock.cluster.measure import memory_for_layers
 from penstock.cluster.message import Message, take
 from penstock.cluster.worker import Worker
 from penstock.engine.options import EngineOptions
-from penstock.errors import ClusterError, OptionError, PenstockError
+from penstock.errors import ClusterError, DeviceLostError, OptionError, PenstockError
 from penstock.model import architecture
 from penstock.storage.page_cache import Bringing
 from penstock.storage.source import PARTS
-from penstock.storage.store import MappedExperts
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.files import MappedFile
 
@@ -28,12 +29,12 @@ class ExpertWorker(Worker):
     """share: of the experts of every layer, at most; 0: as many as its memory holds."""
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, *more: Any, share: float = 0.0):
-        if options.device not in ("auto", "cpu"):
-            raise OptionError(
-                f"device is {options.device!r}: expert workers compute on the CPU; device cpu does that"
-            )
         super().__init__(checkpoint, options, *more)
         self._share = share
+        # On a card only if that was said: most machines that have one want it for more.
+        self._device = "cpu" if options.device == "auto" else options.device
+        if self._device != "cpu":
+            self.memory = memory_for_layers(options, self._open())
         self.latest: HeldExperts | None = None
 
     def hello(self) -> Message:
@@ -47,24 +48,26 @@ class ExpertWorker(Worker):
         """The ones from before, if they are the same."""
         if self.latest is None or (self.latest.numbers, self.latest.terms) != (numbers, terms):
             whole = self.checkpoint if terms.draft else self.checkpoint.without_draft()
-            backend = open_backend("cpu", self.options.thread_count, terms.simulate_low_precision)
-            self.latest = HeldExperts(whole, backend, numbers, terms)
+            self.latest = None  # its memory may be needed
+            self.latest = HeldExperts(whole, self._open(terms.simulate_low_precision), numbers, terms)
         return self.latest
+
+    def _open(self, low_precision: bool = False) -> Backend:
+        return open_backend(self._device, self.options.thread_count, low_precision)
 
 
 class HeldExperts:
     """Experts with these numbers, of every layer."""
 
     def __init__(self, checkpoint: Checkpoint, backend: Backend, numbers: range, terms: Terms):
-        self.numbers, self.terms, self._backend = numbers, terms, backend
+        self.numbers, self.terms, self._backend, self.device = numbers, terms, backend, backend.name
         self._blocks, self._shape = (
             set(checkpoint.blocks),
             (checkpoint.config.hidden, checkpoint.config.experts),
         )
-        self._experts = architecture(checkpoint.config).routed_experts(
-            checkpoint, backend, MappedExperts(checkpoint, backend)
-        )
-        self._bringing = Bringing(list(extents(checkpoint, numbers)))
+        self._experts = architecture(checkpoint.config).routed_experts(checkpoint, backend, numbers)
+        on_host = not isinstance(backend, DeviceBackend)
+        self._bringing = Bringing(list(extents(checkpoint, numbers))) if on_host else None
         self.steps = self.rows = 0
         self.busy_seconds = 0.0
 
@@ -75,12 +78,14 @@ class HeldExperts:
         try:
             answer.arrays["terms"] = self._terms(message)
             self._backend.check()
+        except DeviceLostError:
+            raise  # it can only end
         except PenstockError as error:
             answer.fields["error"] = str(error)
         self.busy_seconds += time.perf_counter() - begin
         return answer
 
-    def _terms(self, message: Message) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _terms(self, message: Message) -> Vector:
         (block,) = take(message.fields, block=str)
         (hidden, nobody), a = self._shape, message.arrays
         x, ids, weights = a.get("x"), a.get("ids"), a.get("weights")
@@ -96,10 +101,7 @@ class HeldExperts:
             raise ClusterError(f"experts were asked for with {x.shape}, {ids.shape} and {weights.shape}")
         self.steps += 1
         self.rows += int(mine.sum())
-        on = self._backend.device
-        terms = self._backend.host(self._experts.terms(block, on(x), on(ids), on(weights)))
-        found: np.ndarray[Any, np.dtype[np.float32]] = terms[: ids.size][mine.reshape(-1)]
-        return found
+        return self._experts.terms(block, x, ids, weights)
 
 
 def extents(checkpoint: Checkpoint, numbers: range) -> Iterator[tuple[MappedFile, int, int]]:
@@ -137,7 +139,8 @@ class ExpertAttendance(Attendance):
         held = self._worker.latest
         if held is None:
             return {}
-        return {name: getattr(held, name) for name in ("steps", "rows", "busy_seconds")}
+        found = {name: getattr(held, name) for name in ("steps", "rows", "busy_seconds")}
+        return found | {"device": held.device}
 
 
 def parse_share(text: str, name: str) -> float:

@@ -42,9 +42,9 @@ class Helper:
     def up(self) -> bool:
         return self._group.broken is None
 
-    def taken(self, rows: int) -> range:
-        """The experts that it is to compute in a step of so many rows."""
-        return self.held[: self.share.count(rows)]
+    def taken(self, rows: int, trial: bool = False) -> range:
+        """The experts that it is to compute in a step of so many rows; see `Share.count`."""
+        return self.held[: self.share.count(rows, trial)]
 
     def ask(
         self, block: str, x: NDArray[np.float32], ids: NDArray[np.int64], weights: NDArray[np.float32]

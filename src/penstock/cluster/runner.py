@@ -1,24 +1,20 @@
 """A runner of steps whose layers are on several machines."""
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.backend.base import Logits
+from penstock.backend.base import Choice, Chosen, Logits
 from penstock.backend.state import Step
-from penstock.cluster.choosing import Best, RemoteLogits, Row
+from penstock.cluster.choosing import Best, RemoteLogits, Row, is_best, ride
 from penstock.cluster.message import Message
+from penstock.cluster.pieces import PromptPieces
 from penstock.cluster.pipeline import Epoch, Pipeline
 from penstock.cluster.states import ClusterStates
 from penstock.engine.runner import Pending, Runner
 from penstock.model.base import Architecture
 from penstock.storage.storage import Storage
-
-# A step in which all experts are used takes as much longer than its rows do as so many rows take, to unpack the
-# weights; `python -m benchmarks.cluster --only pieces` measures it.
-FIXED: Final = 42
 
 
 class Ridden(NamedTuple):
@@ -37,6 +33,7 @@ class ClusterRunner(Runner):
     """
 
     states: ClusterStates
+    expects = True
 
     def __init__(self, pipeline: Pipeline, states: ClusterStates):
         assert pipeline.stage is not None
@@ -44,11 +41,13 @@ class ClusterRunner(Runner):
         self._stage = pipeline.stage
         self._stage.runner  # noqa: B018 - loads the weights
         self.depth = pipeline.head.stages
+        self._pieces = PromptPieces.of(self._stage.runner.checkpoint.config)
         self._follows = True  # see `keep_up`
         self._wanted: tuple[int, float] | None = (
             None  # drafts that are to come with steps: most, least likely
         )
         self._ridden: dict[int, Ridden] = {}  # by sequence
+        self._expected: dict[int, Sequence[Choice]] = {}  # by sequence, for its next step
 
     @property
     def storage(self) -> Storage:  # type: ignore[override]
@@ -63,7 +62,9 @@ class ClusterRunner(Runner):
         stage = self._pipeline.own(epoch)
         local, share = stage.local_step(step), 1 / self.depth
         tell = None if progress is None else lambda done: progress(done * share)
+        before = stage.busy_seconds
         streams = stage.forward(local, None, tell)
+        self._pieces.took(step.rows, stage.busy_seconds - before)
         arrays = {"tokens": step.tokens, "positions": step.positions, "logits": step.logits}
         fields: dict[str, Any] = {
             "number": epoch.number(),
@@ -74,10 +75,20 @@ class ClusterRunner(Runner):
             fields["draft"] = list(self._wanted)
         if not self._follows:
             fields["follow"] = False
-        back = epoch.through(stage.passed_on(Message("step", fields, arrays), local, streams))
-        return lambda: self._logits(epoch, step, back)
+        choosing = {step.slots[number] for number in _sequences(step)}
+        expected = {slot: self._expected.pop(slot) for slot in choosing if slot in self._expected}
+        message = Message("step", fields, arrays)
+        ride(message, expected)
+        back = epoch.through(stage.passed_on(message, local, streams))
+        return lambda: self._logits(epoch, step, back, expected)
 
-    def _logits(self, epoch: Epoch, step: Step, back: Callable[[], Message]) -> Logits:
+    def expect(self, slot: int, choices: Sequence[Choice]) -> None:
+        if not all(map(is_best, choices)):
+            self._expected[slot] = choices
+
+    def _logits(
+        self, epoch: Epoch, step: Step, back: Callable[[], Message], expected: Mapping[int, Sequence[Choice]]
+    ) -> Logits:
         message = back()
         for slot, position, token, tokens, chances in message.fields.get("drafts", ()):
             self._ridden[slot] = Ridden(position, token, list(zip(tokens, chances, strict=True)))
@@ -87,23 +98,25 @@ class ClusterRunner(Runner):
             return found
         if not len(step.logits):
             return np.empty((0, 0), np.float32)
+        chosen = {
+            (slot, row): (expected[slot][row], Chosen(*found))
+            for slot, row, *found in message.fields.get("chosen", ())
+        }
         rows, seen = [], dict.fromkeys(step.slots, 0)
-        sequences = np.searchsorted(step.starts, step.logits, side="right") - 1
         tokens, bests = message.arrays["tokens"].tolist(), message.arrays["bests"].tolist()
-        for sequence, token, (highest, log_sum) in zip(sequences.tolist(), tokens, bests, strict=True):
+        for sequence, token, (highest, log_sum) in zip(_sequences(step), tokens, bests, strict=True):
             slot = step.slots[sequence]
-            rows.append(Row(slot, message.fields["number"], seen[slot], Best(token, highest, log_sum)))
+            best, number = Best(token, highest, log_sum), seen[slot]
+            rows.append(Row(slot, message.fields["number"], number, best, chosen.get((slot, number))))
             seen[slot] += 1
         return RemoteLogits(epoch, rows, self.states.layout.vocab_size).for_the_engine()
 
     def piece(self, tokens: int, most: int) -> int:
-        """Some stage waits while the first piece comes and while the last one goes: with p pieces a prompt takes
-        (p + stages − 1) · (FIXED + tokens / p), which is least for p = √(tokens · (stages − 1) / FIXED).  Where
-        experts come from a disk or are on a device, every piece pays much more for them: few are best."""
+        """See `PromptPieces`.  Where experts come from a disk or are on a device, every piece pays much more for
+        them: few are best."""
         if self._pipeline.head.options.prefill_chunk is not None or not self._pipeline.in_memory:
             return most
-        pieces = max(-(-tokens // most), round(math.sqrt(tokens * (self.depth - 1) / FIXED)), 1)
-        return max(1, -(-tokens // pieces))
+        return self._pieces.size(tokens, self.depth, most)
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]
@@ -133,3 +146,9 @@ class ClusterRunner(Runner):
     def close(self) -> None:
         """Every stage gives the memory of its weights back, and loads them again when the next step comes."""
         self._pipeline.park()
+
+
+def _sequences(step: Step) -> list[int]:
+    """Whose rows have logits: numbers of sequences, one for each of these rows."""
+    found: list[int] = (np.searchsorted(step.starts, step.logits, side="right") - 1).tolist()
+    return found

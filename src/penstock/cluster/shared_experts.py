@@ -1,5 +1,6 @@
 """A store of experts some of which other machines compute, while this one computes its own."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, Elsewhere, ExpertLease, ExpertTable
 from penstock.cluster.helpers import Answer, Helper
+from penstock.cluster.share import FEW, NEWER
 from penstock.errors import ClusterError
 from penstock.storage.heat import ExpertMap
 from penstock.storage.store import ExpertStore, Lease
@@ -29,25 +31,48 @@ class SharedExperts(ExpertStore):
         self, own: ExpertStore, backend: Backend, experts: int, helpers: Callable[[], Sequence[Helper]]
     ):
         self.own, self.backend, self.experts, self._helpers = own, backend, experts, helpers
+        self._usual = (0, 0.0)  # rows and seconds of the latest layers that were no trials
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
-        numbers: NDArray[np.int64] = self.backend.host(ids)
-        owners = self.owners(len(numbers))
-        if owners is None:
-            return self.own.acquire(block, ids, following)
-        here = numbers[owners.by_expert[numbers] < 0].reshape(1, -1)
-        return SharedLease(self, block, owners, self.own.acquire(block, self.backend.device(here), following))
-
-    def owners(self, rows: int) -> "Owners | None":
-        """Who computes which expert in a step of so many rows; None: this machine all of them."""
         helpers = self._helpers()
         if not helpers:
-            return None
+            return self.own.acquire(block, ids, following)
+        numbers: NDArray[np.int64] = self.backend.host(ids)
+        rows = len(numbers)
+        trial = next((helper for helper in helpers if helper.share.verdict(rows).is_due()), None)
+        owners = self.owners(helpers, rows, trial)
+        if owners.anybody:
+            ids = self.backend.device(numbers[owners.by_expert[numbers] < 0].reshape(1, -1))
+        begin = time.perf_counter()
+
+        def done() -> None:
+            self._learn(rows, time.perf_counter() - begin, trial)
+
+        return SharedLease(self, block, owners, self.own.acquire(block, ids, following), done)
+
+    def owners(self, helpers: Sequence[Helper], rows: int, trial: Helper | None = None) -> "Owners":
+        """Who computes which expert in a step of so many rows.  trial: who does so the other way round than usual"""
         by_expert = np.full(self.experts, -1, np.int64)
         for number, helper in enumerate(helpers):
-            taken = helper.taken(rows)
+            taken = helper.taken(rows, helper is trial)
             by_expert[taken.start : taken.stop] = number
         return Owners(helpers, by_expert)
+
+    def _learn(self, rows: int, seconds: float, trial: Helper | None) -> None:
+        """A layer is done."""
+        before, usual = self._usual
+        if trial is None:
+            self._usual = rows, usual + NEWER * (seconds - usual) if before == rows else seconds
+        elif before == rows:
+            verdict = trial.share.verdict(rows)
+            if verdict.tried(usual, seconds):
+                what, pays = (
+                    ("decoding" if rows <= FEW else "prompts"),
+                    "pays" if verdict.pays else "does not pay",
+                )
+                logging.getLogger(__name__).info(
+                    "worker %s: its part in %s %s", trial.member.name, what, pays
+                )
 
     @property
     def guessing(self) -> bool:
@@ -60,8 +85,7 @@ class SharedExperts(ExpertStore):
         self.own.guess(block, self._here(ids))
 
     def _here(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        owners = self.owners(len(ids))
-        return ids if owners is None else ids[owners.by_expert[ids] < 0]
+        return ids[self.owners(self._helpers(), len(ids)).by_expert[ids] < 0]
 
     def map(self) -> ExpertMap | None:
         return self.own.map()
@@ -70,6 +94,11 @@ class SharedExperts(ExpertStore):
 class Owners(NamedTuple):
     helpers: Sequence[Helper]
     by_expert: NDArray[np.int64]  # number of the helper; below zero: this machine
+
+    @property
+    def anybody(self) -> bool:
+        """Whether not all of it is this machine's."""
+        return bool((self.by_expert >= 0).any())
 
 
 class Part(NamedTuple):
@@ -81,16 +110,26 @@ class Part(NamedTuple):
 
 
 class SharedLease(Lease, Elsewhere):
-    """This machine's own experts as they come; the others are `elsewhere`."""
+    """This machine's own experts as they come; the others are `elsewhere`.  `done` is called at the end."""
 
-    def __init__(self, store: SharedExperts, block: str, owners: Owners, own: Lease):
-        self._store, self._block, self._owners, self._own = store, block, owners, own
-        self.elsewhere: Elsewhere | None = self
+    def __init__(
+        self, store: SharedExperts, block: str, owners: Owners, own: Lease, done: Callable[[], None]
+    ):
+        self._store, self._block, self._owners, self._own, self._done = store, block, owners, own, done
+        self.elsewhere: Elsewhere | None = self if owners.anybody else None
         self._parts: list[Part] = []
+
+    @property
+    def resident(self) -> bool:  # type: ignore[override]
+        return self._own.resident
 
     @property
     def requested(self) -> bool:  # type: ignore[override]
         return self._own.requested
+
+    @property
+    def last(self) -> bool:  # type: ignore[override]
+        return self._own.last
 
     def as_they_come(self) -> Iterator[ExpertTable]:
         return self._own.as_they_come()
@@ -102,6 +141,8 @@ class SharedLease(Lease, Elsewhere):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._own.__exit__(kind, error, where)
+        if error is None:
+            self._done()
 
     def begin(self, x: Array, ids: Array, weights: Array, terms: Array) -> Array:
         host = self._store.backend.host

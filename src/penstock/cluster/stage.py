@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.backend.base import Backend, Logits
 from penstock.backend.device import DeviceBackend
 from penstock.backend.state import DRAFTS, StatePool, Step
-from penstock.cluster.choosing import Best, answered, choose
+from penstock.cluster.choosing import Best, answered, choose, ridden
 from penstock.cluster.message import Message, take
 from penstock.engine.runner import LocalRunner
 from penstock.errors import ClusterError, DeviceLostError, PenstockError
@@ -176,7 +176,7 @@ class Stage:
             message.arrays["streams"] = self.backend.host(streams)[: step.rows]
             return message
         slots, number = message.fields["slots"], message.fields["number"]
-        message.arrays = {}
+        choices, message.arrays = list(ridden(message)), {}
         if not len(step.logits):
             return message
         logits: Logits = np.asarray(self.runner.logits(streams, step))
@@ -190,6 +190,10 @@ class Stage:
             for sequence, first, end in zip(slots, step.starts, step.starts[1:], strict=False):
                 rows = (step.logits >= first) & (step.logits < end)
                 self._logits[sequence] = (number, logits[rows].copy())
+        message.fields["chosen"] = [
+            [slot, row, *choose(self.backend.sampling, self._logits[slot][1][row], choice)]
+            for slot, row, choice in choices
+        ]
         self._draft(message, step, [each.token for each in best])
         return message
 

@@ -46,6 +46,7 @@ def _advance(
     if speculator is not None:
         begun = stepper.has_begun([session])
         ids += speculator.propose(session, token, 1, begun)
+    stepper.expect(generation, len(ids))
     if speculator is None or not speculator.awake:
         stepper.feed([(session, ids)], "kept")
         return [_next(session, generation)]

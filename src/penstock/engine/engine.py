@@ -280,6 +280,7 @@ class Engine:
         watch = None
         if progress is not None:
             watch = PrefillWatch(session.position + len(prompt_ids), session.position, progress)
+        self.stepper.expect(generation, 1)
         self.stepper.feed([(session, prompt_ids)], "kept", watch)
         yield from answer(session, generation)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, Backend, Logits
+from penstock.backend.base import Array, Backend, Choice, Logits
 from penstock.backend.state import StatePool, Step
 from penstock.engine.options import EngineOptions
 from penstock.errors import DeviceFullError, OptionError
@@ -27,6 +27,7 @@ class Runner(ABC):
     model: Architecture  # what this process has of it
     storage: Storage  # where its weights are
     depth = 1  # steps that can be under way at the same time
+    expects = False  # whether it is of any use to `expect`
     draft_seconds = 0.0  # of the latest step, what went into drafts that came with its logits
 
     def run(self, step: Step, progress: Callable[[float], None] | None = None) -> Logits:
@@ -69,6 +70,9 @@ class Runner(ABC):
         """How many tokens of a prompt with so many are best read in a step, `most` at most."""
         del tokens
         return most
+
+    def expect(self, slot: int, choices: Sequence[Choice]) -> None:  # noqa: B027 - of use where logits are far away
+        """Tokens will be chosen so from the first rows of this sequence that have logits in the next step."""
 
     def settle(self, slot: int | None = None) -> None:  # noqa: B027 - most steps leave nothing for later
         """See `Architecture.settle`."""

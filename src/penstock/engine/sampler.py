@@ -47,6 +47,7 @@ class Sampler:
         self._vocab = vocab_size
         self._under_way: deque[Choosing] = deque()  # the next tokens, where they are chosen elsewhere
         self._tops: deque[tuple[int, float, float]] = deque()  # of the next logits, where these are here
+        self._asked: tuple[int, list[Choice]] = (0, [])  # `count`, and what `choices` gave for it
 
     @property
     def choosing(self) -> Choosing | None:
@@ -63,22 +64,35 @@ class Sampler:
             if later:
                 self._tops.extend(self.ops.tops([logits, *later]))
             return
-        if self._under_way or self.sampling.top_logprobs:
+        if self._under_way:
             return
-        s = self.sampling
-        penalties = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
-        by_itself = self.constraint is None and not penalties
-        mask = None if self.constraint is None else self.constraint.bits(self._vocab)
-        edits = self._edits()
-        for ahead, row in enumerate((logits, *(later if by_itself else ()))):
-            choice = Choice(
-                s.temperature, s.top_k, s.top_p, s.min_p, self._chance(ahead) if s.temperature > 0 else 0.0,
-                s.repetition_penalty, edits, mask,
-            )  # fmt: skip
+        rows = (logits, *later)
+        for row, choice in zip(rows, self.choices(len(rows)), strict=False):
             started = self.ops.start(row, choice)
             if started is None:
                 return
             self._under_way.append(started)
+
+    def choices(self, rows: int) -> list[Choice]:
+        """How the next tokens are to be chosen, known before their logits are: of so many rows, or of the first alone
+        where the others depend on what that gives.  The very same ones until a token is accepted."""
+        count, found = self._asked
+        s = self.sampling
+        penalties = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
+        by_itself = self.constraint is None and not penalties
+        wanted = 0 if s.top_logprobs else rows if by_itself else 1  # those need the logits themselves
+        if wanted and (count != self.count or len(found) < wanted):
+            mask = None if self.constraint is None else self.constraint.bits(self._vocab)
+            edits = self._edits()
+            found = [
+                Choice(
+                    s.temperature, s.top_k, s.top_p, s.min_p, self._chance(ahead) if s.temperature > 0 else 0.0,
+                    s.repetition_penalty, edits, mask,
+                )
+                for ahead in range(wanted)
+            ]  # fmt: skip
+            self._asked = self.count, found
+        return found[:wanted]
 
     def drop(self) -> None:
         """Nobody will sample what has been started."""

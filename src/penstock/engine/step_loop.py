@@ -59,6 +59,9 @@ class StepLoop:
 
     def _begin_step(self, work: Sequence[Work]) -> None:
         watch, self._told = StepWatch(self._engine.stepper), time.monotonic()
+        for part in work:
+            if part.slot.generation is not None and part.wants and not part.scores:
+                self._engine.stepper.expect(part.slot.generation, part.rows)
         try:
             begun = self._engine.stepper.begin(
                 [(part.slot.session, part.ids, part.rows) for part in work], self._progress(work)

@@ -160,6 +160,13 @@ class Stepper:
             session._resume(tokens)
             raise
 
+    def expect(self, generation: Generation, rows: int) -> None:
+        """The generation will choose tokens from so many rows of its session's next step: for who should know."""
+        runner, session = self._loader.runner, generation.session
+        if runner is not None and runner.expects and session is not None:
+            with self._loader.lock, suppress(PenstockError):  # said again when the token is asked for
+                runner.expect(session.state.slot, generation.sampler.choices(rows))
+
     # ── one after another ─────────────────────────────────────────────────────────────────────────────────
 
     def feed(

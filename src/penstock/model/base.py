@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, Backend, Logits
+from penstock.backend.base import Array, Backend, Logits, Vector
 from penstock.backend.state import StateLayout, StatePool, Step
 from penstock.storage.dense import DenseWeights
 from penstock.storage.store import ExpertStore
@@ -54,8 +54,8 @@ class Architecture(ABC):
 
     @staticmethod
     @abstractmethod
-    def routed_experts(checkpoint: Checkpoint, backend: Backend, experts: ExpertStore) -> "RoutedExperts":
-        """The routed experts alone, for somebody who has the rest."""
+    def routed_experts(checkpoint: Checkpoint, backend: Backend, numbers: range) -> "RoutedExperts":
+        """Routed experts with these numbers alone, of every block, for somebody who has the rest."""
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,6 +106,6 @@ class RoutedExperts(ABC):
     """Routed experts of a model's blocks, without anything around them."""
 
     @abstractmethod
-    def terms(self, block: str, x: Array, ids: Array, weights: Array) -> Array:
-        """What each expert gives for the rows that chose it, by row and slot: x [rows, hidden], ids and weights
-        [rows, slots] → [rows · slots, hidden] and perhaps more.  The number of experts as an id leaves a term out."""
+    def terms(self, block: str, x: Vector, ids: NDArray[np.int64], weights: Vector) -> Vector:
+        """What each expert gives for the rows that chose it, one after another by row and slot: x [rows, hidden], ids
+        and weights [rows, slots] → [terms, hidden].  The number of experts as an id leaves a term out."""

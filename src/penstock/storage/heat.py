@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HALF_LIFE: Final = 30.0  # seconds
+FEW_ROWS: Final = 4  # of a step that goes on with answers; with more it reads prompts
 OLDEST: Final = 900  # half-lives after which counting begins anew, far from where numbers end
 
 
@@ -40,17 +41,21 @@ class Heat:
         self.uses = np.zeros(
             (len(self.blocks), experts), np.int64
         )  # since the beginning: rows that chose an expert
-        self._rows = dict(zip(self.blocks, self.uses, strict=True))
+        self.answers = np.zeros_like(self.uses)  # those of them in steps of few rows
+        self._rows = dict(zip(self.blocks, zip(self.uses, self.answers, strict=True), strict=True))
         self._begin, self._counts = self._counted = clock(), {block: np.zeros(experts) for block in blocks}
 
     def use(self, block: str, experts: NDArray[np.int64] | Sequence[int]) -> None:
-        """The block runs these experts; each counts once, however often it stands there."""
+        """The block runs these experts, of one row or [rows, k]; each counts once, however often it stands there."""
         age = (self._clock() - self._begin) / HALF_LIFE
         if age > OLDEST:
             self._begin_anew(age)
             age = 0.0
         self._counts[block][experts] += 2.0**age
-        self._rows[block] += np.bincount(np.ravel(experts), minlength=self.experts)
+        rows, counts = np.asarray(experts), self._rows[block]
+        uses = np.bincount(rows.ravel(), minlength=self.experts)
+        for each in counts if rows.ndim < 2 or len(rows) <= FEW_ROWS else counts[:1]:
+            each += uses
 
     def now(self) -> NDArray[np.float32]:
         """[blocks, experts]"""

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import cycle
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -36,7 +37,8 @@ MOST_BYTES: Final = 128 << 20  # of memory for them
 
 
 class ReadSpeed(NamedTuple):
-    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte that is of use.
+    """A burst of reads takes `latency` seconds and then `1 / bytes_per_second` for each byte that is of use; `cold`
+    seconds more for one that nobody has read for a while: hosts of virtual machines remember what was.
 
     >>> ReadSpeed(2e9, 0.001).seconds(4_000_000)
     0.003
@@ -44,6 +46,7 @@ class ReadSpeed(NamedTuple):
 
     bytes_per_second: float
     latency: float
+    cold: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + nbytes / self.bytes_per_second if nbytes else 0.0
@@ -55,10 +58,13 @@ def read_speed(source: ExpertSource, backend: Backend, notes: MeasuredOnce) -> R
     size, pieces = source.slot_bytes[0], len(source.bundle(0).stretches)
     # Numbers of devices are given anew at every start, so the file system and the size have to agree too.
     item = f"disk {disk.device} {disk.filesystem} {disk.size}, {pieces} pieces of {size}"
-    by_byte, latency = notes.numbers(
-        item, 2, lambda: measure_reads(source, backend), holds=lambda noted: still_reads(source, noted[0])
+    by_byte, latency, cold = notes.numbers(
+        item,
+        3,
+        lambda: measure_reads(source, backend),
+        holds=lambda noted: still_reads(source, noted[0] + noted[2]),
     )
-    return ReadSpeed(1 / max(by_byte, SHORTEST), latency)
+    return ReadSpeed(1 / max(by_byte, SHORTEST), latency, cold)
 
 
 def still_reads(source: ExpertSource, by_byte: float) -> bool:
@@ -97,19 +103,33 @@ def _settle(reader: Reader, buffers: Sequence[Bytes], requests: "Iterator[Reques
 
 
 def measure_reads(source: ExpertSource, backend: Backend) -> list[float]:
-    """Seconds by the byte, and those of a burst before its first byte."""
-    buffers, requests = _buffers(source), experts_at_random(source)
+    """Seconds by the byte of what has been read before; those of a burst before its first byte; and by the byte those
+    more that it takes to be read for the first time."""
+    buffers, requests, seen = _buffers(source), experts_at_random(source), list[Request]()
     with closing(Reader()) as reader:
         _settle(reader, buffers, requests)
-        speeds = []
-        for _ in range(ROUNDS):
-            speeds.append(stream(reader, buffers, requests, SECONDS))
-            time.sleep(PAUSE)
-        alone = [_one(reader, backend, buffers[0], next(requests)) for _ in range(ONE_BY_ONE)]
-    speed = sorted(speeds)[-GOOD]
+        first = _good(reader, buffers, _noting(requests, seen))
+        before = cycle(seen)
+        again = _good(reader, buffers, before)
+        alone = [_one(reader, backend, buffers[0], next(before)) for _ in range(ONE_BY_ONE)]
     seconds, own = (median(numbers) for numbers in zip(*alone, strict=True))
-    latency = max(0.0, seconds - own - source.useful_bytes[0] / speed)
-    return [1 / speed, latency]
+    latency = max(0.0, seconds - own - source.useful_bytes[0] / again)
+    return [1 / again, latency, max(0.0, 1 / first - 1 / again)]
+
+
+def _good(reader: Reader, buffers: Sequence[Bytes], requests: "Iterator[Request]") -> float:
+    """Bytes per second."""
+    speeds = []
+    for _ in range(ROUNDS):
+        speeds.append(stream(reader, buffers, requests, SECONDS))
+        time.sleep(PAUSE)
+    return sorted(speeds)[-GOOD]
+
+
+def _noting(requests: "Iterator[Request]", seen: "list[Request]") -> "Iterator[Request]":
+    for request in requests:
+        seen.append(request)
+        yield request
 
 
 def _one(reader: Reader, backend: Backend, buffer: Bytes, request: "Request") -> tuple[float, float]:

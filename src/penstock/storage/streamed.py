@@ -285,7 +285,8 @@ class StreamedLease(Lease):
             self._carry_out()
             if len(self.coming) >= IN_FLIGHT:
                 self._collect()
-            if len(self.coming) >= IN_FLIGHT:
+            # Hits are decided first: of those that are on their way there may be many before the next one is.
+            if len(self.coming) >= IN_FLIGHT and (queue[-1] in self.coming or queue[-1] in self.here):
                 yield from next_ones()
         self.requested = True
         while queue:

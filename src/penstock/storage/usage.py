@@ -7,7 +7,7 @@ counts follow what the model is used for.  Two runs that end at the same moment 
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from penstock.machine.notes import notes_folder
 
 SUFFIX: Final = ".usage"
-MAGIC: Final = b"PSUSAGE1"
+MAGIC: Final = b"PSUSAGE2"
+HEADER: Final = 5  # numbers before the counts
 ENOUGH_GUESSES: Final = 100.0
+ENOUGH_ANSWERS: Final = 200.0  # uses of experts, by answers
+UNTRIED: Final = 0.5  # of a use that nobody has seen repeated, the share that is taken to be
 ENOUGH: Final = 2_000.0  # uses, over all blocks, below which nothing is concluded
 REMEMBERED: Final = 200_000.0  # uses of a block; what is older fades as new ones come
 MOST_FILES: Final = 64  # models; the least recently used are forgotten
@@ -31,6 +34,9 @@ class Usage:
     counts: NDArray[np.float32]
     guesses: float = 0.0  # about the experts of the next layer
     right: float = 0.0  # of them
+    answers: float = 0.0  # uses by answers, for which it was known how often each expert had been used before
+    foretold: float = 0.0  # of them, those that were to go to the more used half of the experts
+    found: float = 0.0  # and those that did
 
     @property
     def guesses_right(self) -> float | None:
@@ -42,9 +48,30 @@ class Usage:
         """Whether there is enough to go by."""
         return float(self.counts.sum()) >= ENOUGH
 
+    @property
+    def repeated(self) -> float:
+        """How much of the use comes again in answers: 1 if they use experts as before, 0 if they use all alike."""
+        if self.answers < ENOUGH_ANSWERS:
+            return UNTRIED
+        even = self.answers / 2
+        return min(1.0, max(0.0, self.found - even) / (self.foretold - even)) if self.foretold > even else 1.0
+
     def weights(self) -> NDArray[np.float64]:
         """How likely each expert is, relative to others.  One that was never seen is not impossible."""
         return np.asarray(self.counts, np.float64) + 1.0
+
+    def answer_weights(self) -> NDArray[np.float64]:
+        """The same for the tokens of an answer: those of a prompt that it follows say less of it than of the next."""
+        even = np.ones(self.counts.shape[1]) / self.counts.shape[1]
+        found: NDArray[np.float64] = self.repeated * _shares(self.counts) + (1 - self.repeated) * even
+        return found
+
+    def tried(self, before: NDArray[np.float32], answers: NDArray[np.int64]) -> "Usage":
+        """With how well the uses before have foretold those by answers [blocks, experts]."""
+        half = np.argsort(-before, axis=1, kind="stable")[:, : before.shape[1] // 2]
+        foretold = np.take_along_axis(_shares(before), half, axis=1).sum(axis=1) @ answers.sum(axis=1)
+        found = np.take_along_axis(answers, half, axis=1).sum()
+        return replace(self, answers=float(answers.sum()), foretold=float(foretold), found=float(found))
 
     def favourites(self) -> list[int]:
         """Keys of all experts, the most used first."""
@@ -56,7 +83,19 @@ class Usage:
         fresh, known = (float(each.counts.sum(axis=1).max(initial=0.0)) for each in (other, self))
         fading = min(1.0, max(0.0, REMEMBERED - fresh) / known) if known else 0.0
         counts = (self.counts * fading + other.counts).astype(np.float32)
-        return Usage(counts, self.guesses * fading + other.guesses, self.right * fading + other.right)
+        before, now = (np.array(each.beside_counts) for each in (self, other))
+        return Usage(counts, *(before * fading + now).tolist())
+
+    @property
+    def beside_counts(self) -> tuple[float, ...]:
+        return (self.guesses, self.right, self.answers, self.foretold, self.found)
+
+
+def _shares(counts: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[blocks, experts], of each block's uses."""
+    weights: NDArray[np.float64] = np.asarray(counts, np.float64) + 1.0
+    shares: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return shares
 
 
 def usage_path(fingerprint: str) -> Path:
@@ -65,7 +104,7 @@ def usage_path(fingerprint: str) -> Path:
 
 def recall_usage(fingerprint: str, blocks: int, experts: int) -> Usage | None:
     """What is known of a model with so many blocks of experts; None without a file, or with one that does not fit."""
-    expected = len(MAGIC) + 4 * (2 + blocks * experts)
+    expected = len(MAGIC) + 4 * (HEADER + blocks * experts)
     try:
         with usage_path(fingerprint).open("rb") as file:
             raw = file.read(expected + 1)
@@ -74,9 +113,10 @@ def recall_usage(fingerprint: str, blocks: int, experts: int) -> Usage | None:
     if len(raw) != expected or not raw.startswith(MAGIC):
         return None
     numbers = np.frombuffer(raw, "<f4", offset=len(MAGIC)).astype(np.float32)
-    if not bool(np.isfinite(numbers).all() and (numbers >= 0).all()) or numbers[1] > numbers[0]:
+    beside, counts = numbers[:HEADER].tolist(), numbers[HEADER:].reshape(blocks, experts)
+    if not bool(np.isfinite(numbers).all() and (numbers >= 0).all()) or beside[1] > beside[0]:
         return None
-    return Usage(numbers[2:].reshape(blocks, experts), float(numbers[0]), float(numbers[1]))
+    return Usage(counts, *beside)
 
 
 def learn_usage(fingerprint: str, seen: Usage) -> None:
@@ -86,7 +126,7 @@ def learn_usage(fingerprint: str, seen: Usage) -> None:
     path = usage_path(fingerprint)
     known = recall_usage(fingerprint, *seen.counts.shape)
     after = seen if known is None else known.after(seen)
-    numbers = np.concatenate([[after.guesses, after.right], after.counts.reshape(-1)])
+    numbers = np.concatenate([after.beside_counts, after.counts.reshape(-1)])
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -16,7 +16,7 @@ from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.cpu.deepseek_v4.ops import CpuOps
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight
-from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, KernelTime
+from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HeldStack, KernelTime
 from penstock.backend.state import StateLayout, StatePool
 from penstock.engine import loader
 from penstock.engine.engine import Engine
@@ -132,6 +132,29 @@ class DoubleExperts(v4.Experts):
         )
 
 
+class DoubleHeld(HeldStack):
+    """Experts that a worker holds."""
+
+    def __init__(self, experts: Sequence[Sequence[TensorInfo]]):
+        self._weights = [[DoubleWeight(info) for info in expert] for expert in experts]
+
+    def place(self, part: int, number: int, info: TensorInfo, raw: Bytes, scale: Bytes | None = None) -> None:
+        assert self._weights[number][part].info is info
+        self._weights[number][part].place(raw, scale)
+
+    def terms(self, x: NDArray[np.float32], pairs: NDArray[np.int64], limit: float) -> NDArray[np.float32]:
+        table = CpuExpertTable(len(self._weights))
+        for number, weights in enumerate(self._weights):
+            table.put(number, CpuExpert(*weights))
+        inputs, ids = Buffer(x[pairs[:, 0]].copy()), Buffer(pairs[:, 1:].copy())
+        out = Buffer(np.zeros((len(pairs), x.shape[1]), np.float32))
+        native().ps_expert_terms(
+            *(table.address, len(table), ids.address, None, 1, limit, None, 0.0),
+            *(inputs.address, len(pairs), out.address, 1),
+        )
+        return out.array
+
+
 class DoubleOps(CpuOps):
     def experts(self, spec: v4.ExpertsSpec) -> Any:
         return DoubleExperts(spec, 1)
@@ -240,6 +263,10 @@ class Double(CpuBackend, DeviceBackend):
 
     def expert_stack(self, *_: object) -> Any:
         raise NotImplementedError
+
+    def held_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> "DoubleHeld":
+        del used
+        return DoubleHeld(experts)
 
 
 def smallest_vram(model: Path, device: Double, **options: Any) -> int:

@@ -112,9 +112,8 @@ class CompressorState:
 
     def argument(self) -> _Compressor:
         ratio, width = self.ape.shape
-        least = (
-            ratio * (2 if width > len(self.norm) else 1) + 7
-        )  # what a window reads, and a launch's other rows
+        # What a window reads, and a launch's other rows
+        least = ratio * (2 if width > len(self.norm) else 1) + len(self.values) - 1
         if self.frontier.capacity < least:
             raise ValueError(f"a frontier of {self.frontier.capacity} positions, at least {least}")
         return _Compressor(

@@ -20,6 +20,7 @@ from penstock.backend.base import (
 from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
 from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
 from penstock.backend.cuda.device import Card, CudaError, card, free_memory, measure, translated
+from penstock.backend.cuda.held_stack import CudaHeldStack, kinds_of
 from penstock.backend.cuda.link import measure_experts, pin, unpin
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import (
@@ -37,6 +38,7 @@ from penstock.backend.cuda.slots import CudaExpertSlots, scales_apart, slot_size
 from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HostBackend, KernelTime
 from penstock.backend.state import StateLayout, StatePool
+from penstock.errors import OptionError
 from penstock.machine.gpu import read_gpu_memory
 from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
@@ -140,6 +142,17 @@ class CudaBackend(DeviceBackend):
         if self.long_steps:
             prepare((m.kind, m.paired) for m in (stack.gate_up, stack.down) if m is not None)
         return stack
+
+    def held_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> CudaHeldStack:
+        self.activate()
+        with translated("experts"):
+            stack = CudaExpertStack(experts, used)
+        if not stack.fast or self.card.capability != (9, 0):
+            raise OptionError(
+                f"device is {self.name!r}: {self.card.name} has no products for experts of type "
+                f"{kinds_of(experts)} alone; device cpu does that"
+            )
+        return CudaHeldStack(stack)
 
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
         return stack_bytes(experts, used)

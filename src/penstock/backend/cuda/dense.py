@@ -1,4 +1,4 @@
-"""Products of one to eight rows with dense matrices, as typed calls of kernels/dense.cu.
+"""Products of up to 32 rows with dense matrices, as typed calls of kernels/dense.cu.
 
 Launches are made once, with fixed memory, and run again and again, so that a graph can hold them.  A row's result has
 the same bits whatever the other rows are.
@@ -6,13 +6,17 @@ the same bits whatever the other rows are.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
 
 import torch
 
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
     FLOAT,
+    FLOATS,
     INT,
+    PIECE,
     SCRATCH,
     VOID,
     DigitImage,
@@ -22,7 +26,6 @@ from penstock.backend.cuda.inputs import (
     Input,
     InputsArgument,
     address,
-    fit,
     forms_of,
     input_bytes,
     inputs_argument,
@@ -46,12 +49,25 @@ class _Dense(ctypes.Structure):
     _fields_ = (
         ("segments", _Segment * 8), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
         ("count", INT), ("groups", INT), ("rows", INT), ("columns", INT), ("forms", INT),
-        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("ahead", VOID), ("ahead_bytes", INT), ("late", INT),
-        ("beside", INT), ("limit", FLOAT),
+        ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("halves", INT), ("ahead", VOID), ("ahead_bytes", INT),
+        ("late", INT), ("beside", INT), ("limit", FLOAT),
     )  # fmt: skip
 
 
 _Part = tuple[Packed, _Segment]
+
+
+class _Shape(NamedTuple):
+    """Of a launch: blocks on a multiprocessor, warps of a block, …, bytes of shared memory."""
+
+    blocks: int
+    warps: int
+    depth: int
+    log_cluster: int
+    stages: int
+    stage: int
+    halves: int
+    shared: int
 
 
 class Dense:
@@ -64,7 +80,8 @@ class Dense:
     late: the next kernel starts when the one before this has ended, and may read what that one wrote at once.
     beside: x, an image, is older than the kernel before, which lets this one start when all before it has ended.
 
-    One launch where the inputs fit in shared memory; else one for every form of input, or for half the rows.
+    One launch where the inputs fit in the shared memory of a cluster's blocks; else one for every form of input, or
+    for half the rows.
     """
 
     def __init__(
@@ -89,32 +106,13 @@ class Dense:
     def _add(
         self, parts: list[_Part], inputs: InputsArgument, output: DigitOutputArgument, rows: int
     ) -> None:
-        first, columns = parts[0][0], parts[0][0].cells * CELL
+        columns = parts[0][0].cells * CELL
         forms = forms_of([m.kind for m, _ in parts], rows)
-        stage = max(_piece(m.kind)[0] for m, _ in parts)
-        # Sixteen warps on a multiprocessor: two blocks, or one that has the inputs of many rows once, if that leaves
-        # room.
-        of_inputs = SCRATCH + input_bytes(columns, rows, forms)
-        for warps, depth in (
-            ((8, 4),) if rows <= 2 else ((8, 2),) if rows <= 4 else ((16, 2), (16, 1), (8, 2))
-        ):
-            stages, shared = fit(of_inputs + depth * warps * 2 * rows * 64, stage, warps, self._stages)
-            if stages > 1:
-                break
-        if stages:
-            # Two blocks on every multiprocessor, where they fit, and no block without work.
-            blocks = card().multiprocessors * (
-                2 if rows <= 4 and 2 * (shared + 1024) <= card().shared_limit + 1024 else 1
-            )
-            rounds = sum(-(-m.tiles // (warps >> segment.log_slices)) for m, segment in parts)
-            grid = min(max(1, blocks // first.count), rounds) * first.count
-            argument = _Dense(
-                (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
-                rows, columns, forms, stages, stage, depth, address(self._ahead),
-                0 if self._ahead is None else self._ahead.nbytes, int(self._late), int(self._beside), self._limit,
-            )  # fmt: skip
-            kernel = self._kernels(parts, sets_of(rows), warps).kernel("dense", shared)
-            self._launches.append((kernel, grid, 32 * warps, argument))
+        shape = None
+        if rows <= PIECE or (isinstance(self._x, Image) and not forms & FLOATS):
+            shape = self._shape(parts, columns, rows, forms)
+        if shape is not None:
+            self._launch_of(shape, parts, inputs, output, rows, forms)
             return
         by_form: dict[int, list[_Part]] = {}
         for part in parts:
@@ -123,18 +121,65 @@ class Dense:
             for some in by_form.values():
                 self._add(some, inputs, output if some[0] is parts[0] else DigitOutputArgument(), rows)
             return
-        if rows == 1 or output.digits or isinstance(self._x, Image):
+        if rows == 1 or (rows <= PIECE and (output.digits or isinstance(self._x, Image))):
             raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
-        for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
+        half = rows // 2 if rows <= PIECE else (rows // PIECE + 1) // 2 * PIECE
+        for start, count in ((0, half), (half, rows - half)):
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
-            self._add(moved, _moved_inputs(inputs, start), output, count)
+            self._add(moved, _moved_inputs(inputs, start), output.moved(start // PIECE), count)
 
-    def _kernels(self, parts: list[_Part], sets: int, warps: int) -> Module:
+    def _shape(self, parts: list[_Part], columns: int, rows: int, forms: int) -> _Shape | None:
+        """The first that fits: sixteen warps on a multiprocessor, of few rows in two blocks, so that one can begin
+        while the other ends; a pair of blocks where one alone would have no room.  More of them would wait too long
+        for each other, and more rows leave room for too few warps."""
+        if rows > 2 * PIECE:
+            return None
+        stage, halves = max(_piece(m.kind)[0] for m, _ in parts), 1 + any(m.paired for m, _ in parts)
+        paired = isinstance(self._x, Image) and rows > 2 and parts[0][0].cells % 2 == 0
+        paired = paired and all(segment.log_slices for _, segment in parts)
+        room = card().shared_limit + 1024  # which every block takes besides
+        for stages in range(self._stages, 0, -1):
+            for blocks, warps in ((2, 8), (1, 16), (1, 8)) if rows <= 4 else ((1, 16), (2, 8), (1, 8)):
+                for depth, log_cluster in product((4,) if rows <= 2 else (2, 1), (0, 1) if paired else (0,)):
+                    pieces, own = -(-rows // PIECE), columns >> log_cluster
+                    shared = SCRATCH + pieces * input_bytes(own, min(rows, PIECE), forms)
+                    shared += depth * warps * halves * rows * 64 + warps * stages * stage
+                    if blocks * (shared + 1024) <= room:
+                        return _Shape(blocks, warps, depth, log_cluster, stages, stage, halves, shared)
+        return None
+
+    def _launch_of(
+        self, shape: _Shape, parts: list[_Part], inputs: InputsArgument, output: DigitOutputArgument, rows: int,
+        forms: int,
+    ) -> None:  # fmt: skip
+        first, blocks = parts[0][0], card().multiprocessors * shape.blocks
+        clusters = (blocks >> shape.log_cluster) // first.count
+        tiles = [(m.tiles, shape.warps >> (segment.log_slices - shape.log_cluster)) for m, segment in parts]
+        clusters = min(max(1, clusters), sum(-(-n // together) for n, together in tiles))  # none without work
+        argument = _Dense(
+            (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
+            rows, first.cells * CELL, forms, shape.stages, shape.stage, shape.depth, shape.halves,
+            address(self._ahead), 0 if self._ahead is None else self._ahead.nbytes, int(self._late),
+            int(self._beside), self._limit,
+        )  # fmt: skip
+        kernel = self._kernels(parts, sets_of(rows), shape).kernel(
+            "dense", shape.shared, 1 << shape.log_cluster
+        )
+        grid = clusters * first.count << shape.log_cluster
+        self._launches.append((kernel, grid, 32 * shape.warps, argument))
+
+    def _kernels(self, parts: list[_Part], sets: int, shape: _Shape) -> Module:
         """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
         formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
         source = "IMAGE" if isinstance(self._x, Image) else "ROWS"
-        shape = (f"-DDENSE_SETS={sets}", f"-DDENSE_WARPS={warps}")
-        return module("dense.cu", f"-DDENSE_FORMATS={formats}", f"-DDENSE_SOURCE={source}", *shape)
+        sizes = (f"-DDENSE_WARPS={shape.warps}", f"-DDENSE_LOG_CLUSTER={shape.log_cluster}")
+        return module(
+            "dense.cu",
+            f"-DDENSE_FORMATS={formats}",
+            f"-DDENSE_SOURCE={source}",
+            f"-DDENSE_SETS={sets}",
+            *sizes,
+        )
 
     def launch(self, overlap: bool = True) -> None:
         for kernel, grid, threads, argument in self._launches:
@@ -173,5 +218,8 @@ def _moved_segment(segment: _Segment, row: int) -> _Segment:
 
 def _moved_inputs(inputs: InputsArgument, row: int) -> InputsArgument:
     moved = InputsArgument.from_buffer_copy(inputs)
-    moved.x += row * inputs.stride * 4
+    if inputs.image:
+        moved.image += row // PIECE * inputs.piece_bytes
+    else:
+        moved.x += row * inputs.stride * 4
     return moved

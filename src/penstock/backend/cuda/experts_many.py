@@ -17,11 +17,11 @@ from penstock.backend.cuda.inputs import (
     DIGITS,
     FLOAT,
     INT,
+    PIECE,
     VOID,
     DigitVectors,
     Image,
     address,
-    input_bytes,
 )
 from penstock.backend.cuda.launch import Kernel, module
 from penstock.backend.cuda.layouts import CELL, LAYOUTS
@@ -133,7 +133,7 @@ class ManyExperts:
         shared: tuple[Packed, DigitVectors] | None = None, places: torch.Tensor | None = None,
         meanwhile: Sequence[Dense] = (), ahead: torch.Tensor | None = None,
     ):  # fmt: skip
-        rows, count, piece = sum(image.rows for image in images), router.count, images[0].rows
+        rows, count, piece = sum(image.rows for image in images), router.count, min(images[0].rows, PIECE)
         if len(images) > 1 and piece & (piece - 1):
             raise ValueError(f"pieces of {piece} rows: not a power of two")
         if not all(image.forms & DIGITS for image in images):
@@ -155,15 +155,12 @@ class ManyExperts:
         self._launches += [_Launch(source.kernel("experts_route"), rows, _ROUTE_THREADS, route), *meanwhile]
 
         columns = images[0].columns
-        digits = [address(image.data) for image in images]
+        digits = [address(each) for image in images for each in image.data]
         planes = (2 * (columns + 32), CELL, columns + 32)
         routed = _pass(gate_up, 2 * gate_up.tiles, router.jobs, digits, parts, room, log_piece, planes)
         self._passes(gate_up.kind, routed)
 
-        scales = [
-            address(image.data) + input_bytes(columns, image.rows, image.forms) - (columns // CELL + 1) * 32
-            for image in images
-        ]
+        scales = [at + images[0].piece_bytes - (columns // CELL + 1) * 32 for at in digits]
         activate = _Activate(
             address(pairs), address(parts), _pointers(scales), address(acts.digits), address(acts.scales),
             gate_up.cells, _log_slices(gate_up.cells), room, gate_up.tiles, gate_up.rows, count, log_piece, limit,

@@ -15,7 +15,8 @@ from penstock.backend.cuda.layouts import CELL, FP8_128
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
-MAX_ROWS = 8
+MAX_ROWS = 32  # of a launch
+PIECE = 8  # more rows lie in pieces of eight, one behind the other
 FEW = 2  # rows for which there is room: for inputs negated, for the shared expert along with the others
 SCRATCH = 1024 + 2 * 8 * 64 * 4  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
 
@@ -38,7 +39,7 @@ def address(tensor: torch.Tensor | None) -> int:
 
 class InputsArgument(ctypes.Structure):
     _fields_ = (
-        ("x", VOID), ("norm", VOID), ("image", VOID), ("image_forms", INT),
+        ("x", VOID), ("norm", VOID), ("image", VOID), ("image_forms", INT), ("piece_bytes", INT),
         ("stride", INT), ("width", INT), ("eps", FLOAT),
     )  # fmt: skip
 
@@ -46,9 +47,18 @@ class InputsArgument(ctypes.Structure):
 class DigitOutputArgument(ctypes.Structure):
     _fields_ = (
         ("values", VOID), ("digits", VOID), ("scales", VOID), ("counters", VOID), ("cells", INT),
-        ("vector_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT), ("vector_scales", INT),
-        ("cell_scales", INT),
+        ("piece_bytes", INT), ("vector_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT),
+        ("piece_scales", INT), ("vector_scales", INT), ("cell_scales", INT),
     )  # fmt: skip
+
+    def moved(self, pieces: int) -> "DigitOutputArgument":
+        """So many pieces of vectors later."""
+        moved = DigitOutputArgument.from_buffer_copy(self)
+        if self.digits:
+            moved.values += pieces * PIECE * self.cells * CELL * 4
+            moved.digits += pieces * self.piece_bytes
+            moved.scales += pieces * self.piece_scales * 4
+        return moved
 
 
 @dataclass
@@ -86,24 +96,34 @@ class DigitVectors:
     def argument(self) -> DigitOutputArgument:
         return DigitOutputArgument(
             address(self.values), address(self.digits), address(self.scales), address(self.counters), self.cells,
-            self.cells * 2 * CELL, 2 * CELL, CELL, self.cells, 1,
+            PIECE * self.cells * 2 * CELL, self.cells * 2 * CELL, 2 * CELL, CELL, PIECE * self.cells, self.cells, 1,
         )  # fmt: skip
 
 
 @dataclass
 class Image:
-    """Rows in all the forms of `forms`, as blocks want them in shared memory; one image for each group of columns."""
+    """Rows in all the forms of `forms`, as blocks want them in shared memory: an image for each group of columns, and
+    for each piece of rows."""
 
     rows: int
     width: int
     forms: int
     groups: int = 1
-    data: torch.Tensor = field(init=False)  # uint8 [groups, bytes]
+    data: torch.Tensor = field(init=False)  # uint8 [pieces, groups, bytes]
 
     def __post_init__(self) -> None:
-        self.data = torch.zeros(
-            self.groups, input_bytes(self.columns, self.rows, self.forms), dtype=torch.uint8, device="cuda"
-        )
+        if self.rows > PIECE and self.rows % PIECE:
+            raise ValueError(f"an image of {self.rows} rows: more than {PIECE} come in whole pieces")
+        size = input_bytes(self.columns, min(self.rows, PIECE), self.forms)
+        self.data = torch.zeros(self.pieces, self.groups, size, dtype=torch.uint8, device="cuda")
+
+    @property
+    def pieces(self) -> int:
+        return -(-self.rows // PIECE)
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.groups * self.data.shape[2]
 
     @property
     def columns(self) -> int:
@@ -128,9 +148,10 @@ class DigitImage:
     def argument(self) -> DigitOutputArgument:
         columns, at = self.image.columns, address(self.image.data)
         plane = columns + 32
+        piece = self.image.piece_bytes
         return DigitOutputArgument(
-            address(self.values), at, at + 2 * self.rows * plane, address(self.counters), columns // CELL,
-            2 * plane, CELL, plane, 1, 8,
+            address(self.values), at, at + 2 * min(self.rows, PIECE) * plane, address(self.counters),
+            columns // CELL, piece, 2 * plane, CELL, plane, piece // 4, 1, PIECE,
         )  # fmt: skip
 
 
@@ -139,12 +160,12 @@ Input = torch.Tensor | Image  # a tensor: float32 [rows, width]
 
 def inputs_argument(x: Input, norm: torch.Tensor | None, eps: float, width: int) -> InputsArgument:
     if isinstance(x, Image):
-        return InputsArgument(0, 0, address(x.data), x.forms, 0, width, 0)
-    return InputsArgument(address(x), address(norm), 0, 0, x.stride(0), width, eps)
+        return InputsArgument(0, 0, address(x.data), x.forms, x.piece_bytes, 0, width, 0)
+    return InputsArgument(address(x), address(norm), 0, 0, 0, x.stride(0), width, eps)
 
 
 def input_bytes(columns: int, rows: int, forms: int) -> int:
-    """InputPlan.bytes of inputs.cuh"""
+    """InputPlan.bytes of inputs.cuh, for at most a piece of rows"""
     digits, halves, floats = (
         2 * rows * (columns + 32),
         2 * rows * (2 * columns + 32),
@@ -172,7 +193,7 @@ def fit(fixed: int, stage: int, warps: int, wanted: int) -> tuple[int, int]:
 
 
 def sets_of(rows: int) -> int:
-    """Rows go through the tensor cores by fours."""
+    """Rows go through the tensor cores by fours, and all of many at once."""
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"products of 1 to {MAX_ROWS} rows, not {rows}")
-    return 1 if rows <= 4 else 2
+    return next(sets for sets in (1, 2, 4, 8) if rows <= 4 * sets)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from penstock.backend.cuda.inputs import FEW, FLOAT, INT, MAX_ROWS, VOID, address
+from penstock.backend.cuda.inputs import FEW, FLOAT, INT, VOID, address
 
 MAX_COUNT = 8
 MAX_EXPERTS = 12 * 32  # MAX_PER_LANE of routing.cuh
-MANY = 32  # rows of a launch: ROUTED_ROWS of experts_many.cu; others have MAX_ROWS
+ROUTED, MANY = 8, 32  # rows that there is room for: ROUTED_ROWS of routing.cuh, of experts_many.cu
 
 
 def _pairs(rows: int) -> int:
@@ -34,9 +34,9 @@ def jobs_dtype(rows: int) -> np.dtype[np.void]:
     )
 
 
-_CHOSEN = 4 * 2 * _pairs(MAX_ROWS)  # struct Chosen: ids, weights [rows, count]
-_CANDIDATES = 6 * MAX_ROWS * 12 * MAX_COUNT  # keys and ids
-_JOBS = jobs_dtype(MAX_ROWS).itemsize
+_CHOSEN = 4 * 2 * _pairs(ROUTED)  # struct Chosen: ids, weights [rows, count]
+_CANDIDATES = 6 * ROUTED * 12 * MAX_COUNT  # keys and ids
+_JOBS = jobs_dtype(ROUTED).itemsize
 CHOICE_BYTES = -(-(_CHOSEN + _CANDIDATES + 4 * (MAX_EXPERTS + 12) + _JOBS) // 128) * 128  # struct Choice
 JOBS_BYTES = -(-_JOBS // 128) * 128
 
@@ -78,7 +78,7 @@ class Router:
     @property
     def room(self) -> int:
         """Rows that the kernels of this number of rows are made for."""
-        return MAX_ROWS if self.logits.shape[-2] <= FEW else MANY
+        return ROUTED if self.logits.shape[-2] <= FEW else MANY
 
     def argument(self) -> RoutingArgument:
         return RoutingArgument(

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array, Backend, Logits
+from penstock.backend.device import DeviceBackend
 from penstock.backend.state import DRAFTS, StateLayout, StatePool, Step
 from penstock.errors import OptionError
 from penstock.model.base import Architecture, RoutedExperts
 from penstock.model.deepseek_v4.description import Description, LayerSpec
 from penstock.model.deepseek_v4.draft import DraftBlock
 from penstock.model.deepseek_v4.dspark import BLOCK, DSparkModule
-from penstock.model.deepseek_v4.routed import DeepSeekV4Experts
+from penstock.model.deepseek_v4.routed import DeviceExperts, HostExperts
 from penstock.model.deepseek_v4.state import DRAFT, all_series, attention_state
 from penstock.storage.dense import EMBEDDING, HEAD, DenseWeights
 from penstock.storage.prefetch import GUESSED_ROWS
@@ -257,8 +258,10 @@ class DeepSeekV4(Architecture):
         return config.streams, config.hidden
 
     @staticmethod
-    def routed_experts(checkpoint: Checkpoint, backend: Backend, experts: ExpertStore) -> RoutedExperts:
-        return DeepSeekV4Experts(checkpoint, backend, experts)
+    def routed_experts(checkpoint: Checkpoint, backend: Backend, numbers: range) -> RoutedExperts:
+        if isinstance(backend, DeviceBackend):
+            return DeviceExperts(checkpoint, backend, numbers)
+        return HostExperts(checkpoint, backend)
 
     @classmethod
     def build(

@@ -17,7 +17,8 @@ from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
 from penstock.backend.cuda.deepseek_v4.long_attention import Compressing, LongAttention
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.inputs import DIGITS, DigitImage, Image, Input, forms_of
+from penstock.backend.cuda.hyper import MakeImage
+from penstock.backend.cuda.inputs import DIGITS, PIECE, DigitImage, Image, Input, forms_of
 from penstock.backend.cuda.launch import cut
 from penstock.backend.cuda.placed import CudaWeight, vector
 from penstock.backend.cuda.plain import PlainAttention, PlainIndexer
@@ -42,11 +43,11 @@ class _Compressor:
 
 
 class CudaAttention(v4.Attention):
-    """Seven launches for every eight rows: projections of the input, queries, what is kept, selection in two,
-    attention, and the output in two."""
+    """Seven launches: projections of the input, queries, what is kept, selection in two, attention, and the output in
+    two."""
 
     def __init__(self, spec: v4.AttentionSpec, state: v4.AttentionState, memory: StepMemory, cuts: bool):
-        """cuts: a graph of the step is cut before this block"""
+        """cuts: a graph of the step is cut before this block, if it is"""
         self._cuts = cuts
         self._spec, self._memory, pool = spec, memory, memory.pool
         self._next_mix = len(memory.mixes)
@@ -103,7 +104,7 @@ class CudaAttention(v4.Attention):
         if isinstance(x, HalfRows):
             assert isinstance(batch, LongBatch)
             return self._long.run(x, batch)
-        if self._cuts:
+        if self._cuts and self._memory.cuts:
             cut()
         self._launch("run", x)
         return self._out(batch.rows)
@@ -146,9 +147,8 @@ class CudaAttention(v4.Attention):
         for a, b, image in images:
             launches.append(Dense([self._kv], image, [kv[a:b]], b - a))
             places = self._places.part(a, b)
-            launches.append(
-                MakeTurns(places)
-            )  # a draft's window is filled outside of steps, which begin with it
+            # A draft's window is filled outside of steps, which begin with it.
+            launches.append(MakeTurns(places))
             launches.append(
                 Remember(kv[a:b], self._kv_norm, self._window, places, [], self._spec.eps, self._kind)
             )
@@ -165,7 +165,7 @@ class CudaAttention(v4.Attention):
             own = [out[a:b] for out in outs]
             q = [part[a:b] for part in qs]
             first.append(Dense(self._inputs, image, own, n))
-            second.append(Dense(self._queries, own[0], q, n, self._q_norm, spec.eps))
+            second += self._query(own[0], q, a, b)
             states = [c.state(own[2 + 2 * i], own[3 + 2 * i]) for i, c in enumerate(self._compressors)]
             keep.append(Remember(own[1], self._kv_norm, self._window, places, states, spec.eps, self._kind))
             picked = None
@@ -176,6 +176,15 @@ class CudaAttention(v4.Attention):
             attend.append(launch)
             last += self._output(x, a, b)
         return [*first, *second, *keep, *pick, *attend, *last]
+
+    def _query(self, x: torch.Tensor, q: list[torch.Tensor], a: int, b: int) -> list[Launch]:
+        rows, width, eps = b - a, x.shape[1], self._spec.eps
+        if rows <= PIECE:
+            return [Dense(self._queries, x, q, rows, self._q_norm, eps)]
+        # Every block would make the forms of all rows.
+        forms = forms_of([m.kind for m in self._queries], rows)
+        image = self._memory.workspace.once(("queries", a, rows, forms), lambda: Image(rows, width, forms))
+        return [MakeImage(x, image, self._q_norm, eps), Dense(self._queries, image, q, rows)]
 
     def _picked(self, a: int, b: int) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._spec.indexer is not None

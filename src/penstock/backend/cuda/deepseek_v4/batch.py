@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.backend.base import Vector
 from penstock.backend.cuda.attention import MakeTurns, Places
 from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
-from penstock.backend.cuda.inputs import MAX_ROWS
+from penstock.backend.cuda.inputs import MAX_ROWS, PIECE
 from penstock.backend.cuda.memory import Workspace
 from penstock.backend.cuda.placed import vector
 from penstock.backend.cuda.states import CudaStates
@@ -35,16 +35,15 @@ class Launch(Protocol):
 
 def padded(rows: int) -> int:
     """Rows of the graph that a step of so many rows takes part in, or as many as whole pieces have."""
-    return next((bucket for bucket in BUCKETS if bucket >= rows), -(-rows // MAX_ROWS) * MAX_ROWS)
+    return next((bucket for bucket in BUCKETS if bucket >= rows), -(-rows // PIECE) * PIECE)
 
 
 def pieces(rows: int, size: int = MAX_ROWS) -> list[tuple[int, int]]:
     return [(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
-def smaller_pieces(make: Callable[[int], T]) -> T:
-    """`make` for the largest pieces whose inputs fit in a block's shared memory."""
-    size = MAX_ROWS
+def smaller_pieces(make: Callable[[int], T], size: int = MAX_ROWS) -> T:
+    """`make` for the largest pieces, of at most `size` rows, whose inputs fit in a block's shared memory."""
     while True:
         try:
             return make(size)
@@ -86,6 +85,7 @@ class StepMemory:
         self.tokens = self._device[16 * rows : 20 * rows].view(torch.int32)
         self.positions = self._device[20 * rows :].view(torch.int32)
         self.live = 0  # rows of the step under way that are not padding
+        self.cuts = True  # whether its graph is cut
         self.later: Callable[[], None] | None = None  # what the host does while the card computes
         self._wanted: tuple[int, ...] = ()  # the rows that are there now
         self.routers: list[CudaRouter] = []  # in the model's order

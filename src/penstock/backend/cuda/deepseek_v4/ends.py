@@ -1,6 +1,6 @@
 """Where a step begins and ends: embedding, head, and the way into a draft block."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from penstock.backend.cuda.deepseek_v4.batch import (
     Batch,
     Launch,
     StepMemory,
+    padded,
     pieces,
     run,
     smaller_pieces,
@@ -25,33 +26,46 @@ from penstock.backend.cuda.device import translated
 from penstock.backend.cuda.inputs import forms_of
 from penstock.backend.cuda.launch import Recorded
 from penstock.backend.cuda.placed import TABLE_KINDS, CudaWeight, vector
-from penstock.backend.cuda.plain import Embed
+from penstock.backend.cuda.plain import Embed, StoredRows
 from penstock.backend.cuda.prefill_products import HalfRows, make_halves, multiply
 from penstock.backend.cuda.sample import DeviceLogits
 from penstock.backend.cuda.weights import Packed
+
+
+class Embedded:
+    """x [rows, hidden], the embeddings of a step's tokens: written where they are wanted."""
+
+    def __init__(self, table: StoredRows, tokens: torch.Tensor, room: Callable[[], torch.Tensor]):
+        """room: for [rows, 1, hidden], where nobody says where"""
+        self._table, self._tokens, self._room = table, tokens, room
+        self.rows, self.hidden = len(tokens), table.columns
+
+    def write(self, out: torch.Tensor) -> None:
+        """out [rows, copies, hidden]"""
+        Embed(self._table, self._tokens, out).launch()
+
+    def tensor(self) -> torch.Tensor:
+        out = self._room()
+        self.write(out)
+        return out[:, 0]
 
 
 class CudaEmbedding(v4.Embedding):
     def __init__(self, weight: DeviceWeight, memory: StepMemory):
         assert isinstance(weight, CudaWeight)
         self._memory, self._table = memory, weight.stored(TABLE_KINDS)
-        self._made: dict[int, Launch] = {}
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        rows = batch.rows
+    def run(self, batch: Batch) -> Embedded:
+        rows, hidden = batch.rows, self._table.columns
         if isinstance(batch, LongBatch):
-            whole = batch.memory.take("embedded", rows, 1, self._table.columns)
-            Embed(self._table, batch.tokens, whole).launch()
-            return whole[:, 0]
-        out = self._memory.workspace.take("embedded", 1, self._table.columns)[:rows]
-        if rows not in self._made:
-            self._made[rows] = Embed(self._table, self._memory.tokens[:rows], out)
-        self._made[rows].launch()
-        return out[:, 0]
+            return Embedded(self._table, batch.tokens, lambda: batch.memory.take("embedded", rows, 1, hidden))
+        workspace, tokens = self._memory.workspace, self._memory.tokens[:rows]
+        return Embedded(self._table, tokens, lambda: workspace.take("embedded", 1, hidden)[:rows])
 
 
 class CudaHead(v4.Head):
-    """Logits of some rows: those are gathered first, so that one graph serves every choice of them."""
+    """Logits of all rows, straight from the last layer's output; or of some, which are gathered first, so that one
+    graph serves every choice of them."""
 
     def __init__(self, spec: v4.HeadSpec, memory: StepMemory):
         assert isinstance(spec.fn, CudaWeight)
@@ -62,15 +76,17 @@ class CudaHead(v4.Head):
         )  # fmt: skip
         self._shape = (spec.streams, len(spec.norm))
         self._made: dict[int, tuple[int, list[Launch]]] = {}
-        self._graphs: dict[tuple[int, int, int], Recorded] = {}
+        self._graphs: dict[tuple[int, ...], Recorded] = {}  # by the number of rows, and where they come from
 
     def run(
         self, streams: Streams | LongStreams, rows: NDArray[np.int64], output: Iterable[DeviceWeight]
     ) -> Logits:
         (weight,) = output
         with translated("logits"):
-            now, long = streams.settle(), isinstance(streams, LongStreams)
             matrix = packed(weight)
+            if isinstance(streams, Streams) and self._takes_all(streams, rows):
+                return DeviceLogits(self._all(streams, matrix)[: len(rows)]).for_the_engine()
+            now, long = streams.settle(), isinstance(streams, LongStreams)
 
             def some(part: NDArray[np.int64]) -> torch.Tensor:
                 found = self._of_long(now, part, matrix) if long else self._some(now, part, matrix)
@@ -83,6 +99,22 @@ class CudaHead(v4.Head):
                 part = rows[first : first + self._most]
                 found[first : first + len(part)] = some(part).cpu().numpy()
         return found
+
+    def _takes_all(self, streams: Streams, rows: NDArray[np.int64]) -> bool:
+        """As when every sequence has read a token."""
+        if streams.pending is None or not self._mixer.fast or streams.rows > self._most:
+            return False
+        return padded(len(rows)) == streams.rows and bool((rows == np.arange(len(rows))).all())
+
+    def _all(self, streams: Streams, matrix: Packed) -> torch.Tensor:
+        assert streams.pending is not None
+        at, count = streams.at, streams.rows
+        key = (count, *(tensor.data_ptr() for tensor in (streams.now, *streams.pending)))
+        if key not in self._graphs:
+            self._graphs[key] = Recorded(lambda: self._logits_of(streams, matrix))
+        self._graphs[key].run()
+        streams.at, streams.pending = 1 - at, None  # also where the graph was only repeated
+        return self._logits(count)
 
     def _of_long(self, streams: torch.Tensor, rows: NDArray[np.int64], matrix: Packed) -> torch.Tensor:
         """Rows of a long step are brought together first: its streams have no place of their own."""
@@ -113,7 +145,11 @@ class CudaHead(v4.Head):
             ("head streams", count), lambda: Streams(workspace, "head streams", count, *self._shape)
         )
         torch.index_select(streams, 0, wanted, out=chosen.begin())
-        x, _ = self._mixer.enter(chosen)
+        self._logits_of(chosen, matrix)
+
+    def _logits_of(self, streams: Streams, matrix: Packed) -> None:
+        count = streams.rows
+        x, _ = self._mixer.enter(streams)
         made = self._made.get(count)
 
         def forms(size: int) -> int:
@@ -140,11 +176,11 @@ class CudaJoin(v4.Join):
         self._projections = [packed(projection) for projection in spec.projections]
         self._norms = vector(spec.embedding_norm), vector(spec.stream_norm)
 
-    def run(self, streams: Streams | torch.Tensor, embedded: torch.Tensor) -> Streams | LongStreams:
+    def run(self, streams: Streams | torch.Tensor, embedded: Embedded) -> Streams | LongStreams:
         n, hidden, eps = self._spec.streams, self._spec.hidden, self._spec.eps
         before = streams.settle() if isinstance(streams, Streams) else streams
         rows = len(before)
-        e = _normed(embedded[:rows], self._norms[0], eps)
+        e = _normed(embedded.tensor()[:rows], self._norms[0], eps)
         h = _normed(before, self._norms[1], eps)
         if len(self._projections) == 1:  # columns: embedding first, then hidden
             both = torch.cat((e[:, None].expand_as(h), h), dim=-1).reshape(rows * n, 2 * hidden)

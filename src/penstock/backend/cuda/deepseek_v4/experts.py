@@ -15,7 +15,17 @@ from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, shared_comes_along, takes_along, up_forms
 from penstock.backend.cuda.experts_many import ManyExperts, many_memory
-from penstock.backend.cuda.inputs import FEW, FLOATS, DigitVectors, Image, address, forms_of, input_bytes
+from penstock.backend.cuda.inputs import (
+    FEW,
+    FLOATS,
+    MAX_ROWS,
+    PIECE,
+    DigitVectors,
+    Image,
+    address,
+    forms_of,
+    input_bytes,
+)
 from penstock.backend.cuda.placed import CudaExpert, CudaExpertStack, CudaWeight, vector
 from penstock.backend.cuda.plain import PlainExperts, Route
 from penstock.backend.cuda.prefill_experts import Groups, run_experts
@@ -84,7 +94,8 @@ class CudaExperts(v4.Experts):
             return self._memory.workspace.take("experts", self._spec.hidden)[:rows]
         if rows not in self._made:
             stack = _stack(lease)
-            self._made[rows] = smaller_pieces(lambda size: self._make(size, x, ids.router, stack))
+            most = MAX_ROWS if stack.fast else PIECE
+            self._made[rows] = smaller_pieces(lambda size: self._make(size, x, ids.router, stack), most)
             run(self._made[rows][1])
         else:
             size, launches = self._made[rows]
@@ -105,7 +116,7 @@ class CudaExperts(v4.Experts):
             return size, Divided(self._spec, router, self._memory, lease, images, self._beside, ahead)
 
         if rows not in self._divided:
-            self._divided[rows] = smaller_pieces(make)
+            self._divided[rows] = smaller_pieces(make, PIECE)
         else:
             size, _ = self._divided[rows]
             x.images(forms(size), size)
@@ -232,8 +243,10 @@ class CudaExperts(v4.Experts):
                 launches += self._shared_alone(a, b, image, alone[a:b])
             else:
                 part, limit = beside[1].part(a, b), spec.shared_limit
-                launches.append(
-                    Dense([shared.gate_up], image, [part.values], b - a, digits=part, limit=limit)
+                meanwhile.append(
+                    Dense(
+                        [shared.gate_up], image, [part.values], b - a, digits=part, limit=limit, beside=True
+                    )
                 )
             launches.append(Dense([gate], image, [chosen.logits[a:b]], b - a, stages=4))
         launches.append(

@@ -22,6 +22,7 @@ from penstock.backend.cuda.prefill_products import HalfRows
 from penstock.weights import types
 
 Images = list[tuple[int, int, Image]]  # rows [first, last) of a step
+Pending = tuple[torch.Tensor, torch.Tensor] | None  # a sublayer's output and its mix, not yet in the streams
 
 
 class Streams:
@@ -31,7 +32,7 @@ class Streams:
         self._workspace, self.rows = workspace, rows
         self.buffers = [workspace.take(f"{name} {i}", n, hidden)[:rows] for i in range(2)]
         self.at = 0
-        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None  # a sublayer's output and its mix
+        self.pending: Pending = None
 
     @property
     def now(self) -> torch.Tensor:
@@ -108,8 +109,8 @@ class Mixer:
         self._base, self._norm = vector(base), vector(norm)
         self._workspace, self._fn, self._long_memory = memory.workspace, fn, memory.long
         whole = scale.size == 1 or not head
-        self._fast = n == 4 and LeaveAndEnter.takes(hidden) and whole and fn.kind is not types.BF16
-        self._scale = vector(scale if self._fast or not head else np.broadcast_to(scale, (n,)))
+        self.fast = n == 4 and LeaveAndEnter.takes(hidden) and whole and fn.kind is not types.BF16
+        self._scale = vector(scale if self.fast or not head else np.broadcast_to(scale, (n,)))
         self._made: dict[tuple[object, ...], list[Launch]] = {}
         memory.mixes.append(fn.data)
         self._long = LongMixer(self._base, self._scale, self._norm, eps, rms_eps, iterations)
@@ -121,7 +122,7 @@ class Mixer:
 
     def enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
         rows = streams.rows
-        if self._fast:
+        if self.fast:
             return self._leave_and_enter(streams)
         mix = self._workspace.take("mix", max(24, (2 + self._n) * self._n))[:rows]
         streams.settle()

@@ -12,9 +12,9 @@ from penstock.backend.base import Backend, DeviceWeight
 from penstock.backend.cuda.backend import CudaBackend
 from penstock.backend.cuda.deepseek_v4.attention import CudaAttention
 from penstock.backend.cuda.deepseek_v4.batch import BUCKETS, Batch, StepMemory
-from penstock.backend.cuda.deepseek_v4.ends import CudaEmbedding, CudaHead, CudaJoin
+from penstock.backend.cuda.deepseek_v4.ends import CudaEmbedding, CudaHead, CudaJoin, Embedded
 from penstock.backend.cuda.deepseek_v4.experts import CudaExperts, CudaRouter
-from penstock.backend.cuda.deepseek_v4.hyper import CudaHyper, Streams
+from penstock.backend.cuda.deepseek_v4.hyper import CudaHyper, Pending, Streams
 from penstock.backend.cuda.deepseek_v4.long_steps import LongBatch, LongStreams
 from penstock.backend.cuda.deepseek_v4.sizes import STEP_ROWS, step_bytes
 from penstock.backend.cuda.device import translated
@@ -40,8 +40,9 @@ class CudaOps(v4.Ops):
         self._streams: dict[int, Streams] = {}
         self._shape = (0, 0)  # of streams
         self._blocks = 0
-        self._graphs: dict[tuple[int, range], Recorded] = {}
-        self._ends: dict[tuple[int, range], int] = {}  # in which buffer the streams are in the end
+        self._graphs: dict[tuple[int, range, bool], Recorded] = {}
+        # In which buffer the streams are in the end, and what is still to be added to them
+        self._ends: dict[tuple[int, range, bool], tuple[int, Pending]] = {}
 
     @staticmethod
     def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int) -> int:
@@ -79,17 +80,19 @@ class CudaOps(v4.Ops):
     def _repeat(self, batch: Batch, work: Callable[[v4.Progress | None], T]) -> T:
         """Of a short step."""
 
+        early = (
+            batch.step.source is not None
+        )  # the card is busy with the step before: no hurry to launch this one
+
         def whole() -> T:
             self._memory.turn(batch.rows)
-            result = work(None)
-            if isinstance(result, Streams):
-                result.settle()
-            return result
+            self._memory.cuts = not early
+            return work(None)
 
         with translated("a step"):
             if batch.rows not in BUCKETS:
                 return whole()
-            key = (batch.rows, batch.blocks)
+            key = (batch.rows, batch.blocks, early)
             graph = self._graphs.get(key)
             if graph is None:
                 graph = self._graphs[key] = Recorded(whole)
@@ -98,18 +101,17 @@ class CudaOps(v4.Ops):
             found: T = graph.run()
             if isinstance(found, Streams):
                 if replayed:
-                    found.at, found.pending = self._ends[key], None
-                self._ends[key] = found.at
+                    found.at, found.pending = self._ends[key]
+                self._ends[key] = (found.at, found.pending)
         return found
 
-    def streams(self, x: torch.Tensor, count: int) -> Streams | LongStreams:
-        rows, hidden = x.shape
-        if rows > STEP_ROWS:
-            whole = self._memory.long.take("streams", rows, count, hidden)
-            whole.copy_(x[:, None].expand(rows, count, hidden))
+    def streams(self, x: Embedded, count: int) -> Streams | LongStreams:
+        if x.rows > STEP_ROWS:
+            whole = self._memory.long.take("streams", x.rows, count, x.hidden)
+            x.write(whole)
             return LongStreams(whole)
-        streams = self._streams_of(rows, count, hidden)
-        streams.begin().copy_(x[:, None].expand(rows, count, hidden))
+        streams = self._streams_of(x.rows, count, x.hidden)
+        x.write(streams.begin())
         return streams
 
     def received(self, streams: NDArray[np.float32], batch: Batch) -> Callable[[], Streams | LongStreams]:

@@ -25,7 +25,7 @@ struct Attention {
     const float2* turns;           // [rows, 32]: cosine and sine of a row's position
     const float* sinks;            // [heads]
     float* out;      // [rows, heads · 512] or null
-    u8* digits;      // images of the output groups [groups][InputPlan {columns, rows, DIGITS}], or null
+    u8* digits;      // images of the output groups [pieces of rows][groups][InputPlan {columns, rows of a piece, DIGITS}], or null
     RowsAt window, compressed;  // [capacity, 512] f16, position p at p % capacity; [rows, 512] f16, with a ratio
     int heads, rows, window_length, ratio, pick_stride, group_heads;
     int early;  // of the kernels before, one let the next start only when what wrote queries and places had ended: they can be read at once
@@ -104,6 +104,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
     const int ring = (position - near + 1) % p.window.capacity;  // where the window's first key is
     const int* picks = p.picks + static_cast<size_t>(row) * p.pick_stride - near;
     if (const int ahead = first + static_cast<int>(threadIdx.x) * WARP; p.picks && ahead < end) prefetch(picks + max(ahead, near));
+    auto row_of = [&](int key, int pick) {  // pick: which compressed row it is, if it is one
+        int slot = ring + key;
+        if (slot >= p.window.capacity) slot -= p.window.capacity;
+        return state + (key < near ? p.window.at + static_cast<size_t>(slot) * p.window.apart
+                                   : p.compressed.at + static_cast<size_t>(pick) * p.compressed.apart);
+    };
+    // Keys come nearer as far as they are known, though the newest may be written only now.
+    for (int key = first + threadIdx.x; key < min(end, p.picks ? near : count); key += WARPS * WARP) prefetch(row_of(key, key - near), DIM * 2);
     // Rows behind the last key are multiplied with zeros, so they must be numbers.
     for (int i = max(end - first, 0) * (KEY_STRIDE / 16) + threadIdx.x; i < min((end - first + 15) / 16 * 16, KEYS) * (KEY_STRIDE / 16); i += WARPS * WARP)
         reinterpret_cast<uint4*>(shared.keys)[i] = {0, 0, 0, 0};
@@ -151,14 +159,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
         if (threadIdx.x == 0) barrier_expect(&shared.keys_here, here * DIM * 2);
         if (const int k = lane * WARPS + warp; k < here) {  // spread over the warps: copies of a warp go one by one
             const int key = at + k;
-            int slot = ring + key;
-            if (slot >= p.window.capacity) slot -= p.window.capacity;
-            const char* from = state + p.window.at + static_cast<size_t>(slot) * p.window.apart;
-            if (key >= near) {
-                const int pick = p.picks ? picks[key] : key - near;
-                from = state + p.compressed.at + static_cast<size_t>(pick) * p.compressed.apart;
-            }
-            bulk_copy(shared.keys[k], from, DIM * 2, &shared.keys_here);
+            bulk_copy(shared.keys[k], row_of(key, p.picks && key >= near ? picks[key] : key - near), DIM * 2, &shared.keys_here);
         }
         barrier_wait(&shared.keys_here, phase);
 #pragma unroll 1
@@ -208,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
             }
 #pragma unroll
             for (int d = 8; d > 0; d >>= 1) total += __shfl_xor_sync(ALL, total, d);
+            __syncwarp();  // all have read what is written now
             if (k == 0) {
                 const float factor = expf(before - top);
                 shared.top[h] = top, shared.sum[h] = sum * factor + total, shared.factor[h] = factor;
@@ -298,15 +300,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
 #pragma unroll
     for (int w = 0; w < CELL_WARPS; w++) largest = fmaxf(largest, shared.largest[warp / CELL_WARPS * CELL_WARPS + w]);
     const float2 scale = digit_scale(largest);
-    const InputPlan plan = {p.group_heads * DIM, p.rows, DIGITS};
-    char* image = reinterpret_cast<char*>(p.digits) + static_cast<size_t>(head / p.group_heads) * plan.bytes();
+    const InputPlan plan = {p.group_heads * DIM, min(p.rows, PIECE), DIGITS};
+    const int number = row / PIECE * (p.heads / p.group_heads) + head / p.group_heads, in_piece = row % PIECE;
+    char* image = reinterpret_cast<char*>(p.digits) + static_cast<size_t>(number) * plan.bytes();
     const int column = head % p.group_heads * DIM + channel;
-    char* planes = image + 2 * row * plan.digit_stride() + column;
+    char* planes = image + 2 * in_piece * plan.digit_stride() + column;
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         const int2 a = digits_of(x[2 * i], scale.y), b = digits_of(x[2 * i + 1], scale.y);
         *reinterpret_cast<u16*>(planes + 2 * i) = static_cast<u16>((a.x & 255) | (b.x & 255) << 8);
         *reinterpret_cast<u16*>(planes + plan.digit_stride() + 2 * i) = static_cast<u16>((a.y & 255) | (b.y & 255) << 8);
     }
-    if (column % CELL == 0) reinterpret_cast<float*>(image + plan.scales_at())[column / CELL * 8 + row] = scale.x;
+    if (column % CELL == 0) reinterpret_cast<float*>(image + plan.scales_at())[column / CELL * 8 + in_piece] = scale.x;
 }

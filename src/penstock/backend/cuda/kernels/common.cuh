@@ -73,6 +73,12 @@ PS_DEVICE void store_row(char* row, int kind, int i, float v) {
     }
 }
 
+// Integers below 2^22 as floats without an instruction that converts, which is four times as slow as others: those of the number that
+// leaves no room for fractions, plus the integer.
+constexpr float ROUND = 12582912.0f;  // 1.5 · 2^23
+constexpr int ROUND_BITS = 0x4b400000;
+PS_DEVICE float rounded_float(int v) { return bits_float(static_cast<u32>(v)) - ROUND; }
+
 // ── sums across a warp, always in the same order ─────────────────────────────────────────────────────────────────────
 
 PS_DEVICE float warp_sum(float v) {
@@ -130,6 +136,9 @@ PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_gen
 // Brings what lies at `p` nearer: into the second-level cache, where it is always the newest.
 PS_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// The same for many bytes that lie at a multiple of 16, as many.
+PS_DEVICE void prefetch(const void* p, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes)); }
+
 // All blocks: the same for many bytes.
 PS_DEVICE void fetch_ahead(const char* from, int bytes) {
     if (const int at = (threadIdx.x * gridDim.x + blockIdx.x) * 128; at < bytes) prefetch(from + at);
@@ -161,6 +170,14 @@ PS_DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(bar))
+                 : "memory");
+}
+// The same for weights, which a step reads once: they shall not push out what it reads again.
+PS_DEVICE void stream_copy(void* to, const void* from, u32 bytes, u64* bar) {
+    constexpr u64 EVICT_FIRST = 0x12f0000000000000;  // a policy of the second-level cache, as `createpolicy` makes it
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(EVICT_FIRST)
                  : "memory");
 }
 PS_DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -226,6 +243,12 @@ PS_DEVICE void mma_bytes(int (&c)[4], const u32 (&a)[4], uint2 b) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+// d [16 × 8] = ROUND_BITS + a [16 × 32] b [32 × 8]: what `rounded_float` makes floats of.  `from`: ROUND_BITS in four registers
+PS_DEVICE void mma_rounded(int (&d)[4], const u32 (&a)[4], uint2 b, const int (&from)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]));
 }
 // The same with unsigned a.
 PS_DEVICE void mma_unsigned(int (&c)[4], const u32 (&a)[4], uint2 b) {

@@ -18,8 +18,8 @@ struct DigitOutput {
     float* scales;  // of a vector, of a cell
     u32* counters;  // [counted, cells]
     int cells;
-    int vector_bytes, cell_bytes, plane_bytes;  // how far digits lie apart
-    int vector_scales, cell_scales;             // and scales
+    int piece_bytes, vector_bytes, cell_bytes, plane_bytes;  // how far digits lie apart; piece: of eight vectors
+    int piece_scales, vector_scales, cell_scales;            // and scales
 };
 
 // One whole warp.  True for the warp that brought the last of `tiles` tiles of the cell.
@@ -41,10 +41,11 @@ PS_DEVICE void write_digits(const DigitOutput& out, int vector, int cell, int la
     const float4 a = __ldcg(from), b = __ldcg(from + 1);  // written by other SMs: not from this one's L1
     const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     const Digits d = to_digits(v, largest_of(v));
-    u8* to = out.digits + static_cast<size_t>(vector) * out.vector_bytes + cell * out.cell_bytes + lane * 8;
+    const int piece = vector >> LOG_PIECE, own = vector & (PIECE - 1);
+    u8* to = out.digits + static_cast<size_t>(piece) * out.piece_bytes + own * out.vector_bytes + cell * out.cell_bytes + lane * 8;
     *reinterpret_cast<uint2*>(to) = d.high;
     *reinterpret_cast<uint2*>(to + out.plane_bytes) = d.low;
-    if (lane == 0) out.scales[vector * out.vector_scales + cell * out.cell_scales] = d.scale;
+    if (lane == 0) out.scales[static_cast<size_t>(piece) * out.piece_scales + own * out.vector_scales + cell * out.cell_scales] = d.scale;
 }
 
 // Tiles of a cell: 16, or fewer in the last.

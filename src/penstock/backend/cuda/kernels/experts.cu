@@ -111,7 +111,7 @@ PS_DEVICE void up(const Up& p) {
     char *router_pieces = reinterpret_cast<char*>(red), *router_x = router_pieces + router_bytes;
     auto fetch_pieces = [&](int unit) {
         barrier_expect(pieces_bar, router_bytes);
-        bulk_copy(router_pieces, p.router.weights + static_cast<size_t>(unit) * router_bytes, router_bytes, pieces_bar);
+        stream_copy(router_pieces, p.router.weights + static_cast<size_t>(unit) * router_bytes, router_bytes, pieces_bar);
     };
     if (threadIdx.x == 0) {
         barrier_init(image_bar, 1), barrier_init(pieces_bar, 1), barrier_init(halves_bar, 1), barrier_init_visible();
@@ -138,7 +138,7 @@ PS_DEVICE void up(const Up& p) {
             const int tile = fill_round * shared_together + shared_group;
             if (tile < p.tiles && lane == 0) {
                 const size_t cell = (static_cast<size_t>(tile) * 2 + half) * p.cells + shared_first + fill_piece;
-                bulk_copy(ring.to_fill(), p.shared_weights + cell * SHARED_BYTES, SHARED_BYTES, ring.announce(SHARED_BYTES));
+                stream_copy(ring.to_fill(), p.shared_weights + cell * SHARED_BYTES, SHARED_BYTES, ring.announce(SHARED_BYTES));
             }
             if (tile < p.tiles) ring.advance_fill(), fill_piece++;
             if (tile >= p.tiles || fill_piece == shared_n) fill_round += gridDim.x, fill_piece = 0;
@@ -253,8 +253,8 @@ PS_DEVICE void up(const Up& p) {
         const int cells = min(left, p.pack);
         if (lane == 0) {
             u64* bar = ring.announce(2 * cells * BYTES);
-            bulk_copy(ring.to_fill(), from, cells * BYTES, bar);
-            bulk_copy(ring.to_fill() + p.pack * BYTES, from + static_cast<size_t>(p.cells) * BYTES, cells * BYTES, bar);
+            stream_copy(ring.to_fill(), from, cells * BYTES, bar);
+            stream_copy(ring.to_fill() + p.pack * BYTES, from + static_cast<size_t>(p.cells) * BYTES, cells * BYTES, bar);
         }
         ring.advance_fill();
         from += cells * BYTES;
@@ -426,7 +426,7 @@ PS_DEVICE void down(const Down& p) {
             if (lane == 0) {
                 if (fill_piece < shared_n) {
                     const char* from = p.shared_weights + (static_cast<size_t>(tile) * p.cells + first + fill_piece) * SHARED_BYTES;
-                    bulk_copy(ring.to_fill(), from, SHARED_BYTES, ring.announce(SHARED_BYTES));
+                    stream_copy(ring.to_fill(), from, SHARED_BYTES, ring.announce(SHARED_BYTES));
                 } else {
                     const int q0 = (fill_piece - shared_n) * pack, q1 = min(q0 + pack, jobs.count * n);
                     u64* bar = ring.announce((q1 - q0) * BYTES);
@@ -435,7 +435,7 @@ PS_DEVICE void down(const Down& p) {
                     for (int q = q0; q < q1; q++) {
                         const size_t expert = jobs.job[u].expert;
                         const char* from = p.weights + ((expert * p.tiles + tile) * p.cells + first + c) * BYTES;
-                        bulk_copy(ring.to_fill() + (q - q0) * BYTES, from, BYTES, bar);
+                        stream_copy(ring.to_fill() + (q - q0) * BYTES, from, BYTES, bar);
                         if (++u == jobs.count) u = 0, c++;
                     }
                 }

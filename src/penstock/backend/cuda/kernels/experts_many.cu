@@ -129,7 +129,7 @@ struct Stream {
             const char* from = p.weights + ((static_cast<size_t>(jobs.job[fill_job].expert) * p.tiles + fill_tile) * p.cells + cell) * BYTES;
             u64* bar = ring.announce(n * bytes);
 #pragma unroll 1
-            for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) bulk_copy(ring.to_fill() + k * bytes, from, bytes, bar);
+            for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) stream_copy(ring.to_fill() + k * bytes, from, bytes, bar);
         }
         ring.advance_fill();
         fill_at += n, fill_tile += n;

@@ -34,14 +34,20 @@ PS_DEVICE constexpr int cell_bytes(int format) {
 PS_DEVICE constexpr int piece_columns(int format) { return format == F16 || format == BF16 ? 128 : format == F32 ? 64 : CELL; }
 PS_DEVICE constexpr int piece_bytes(int format) { return cell_bytes(format) / (CELL / piece_columns(format)); }
 
-// What a lane gathers for weight rows g and g + 8 and input rows t, 4 + t.
+// What a lane gathers for weight rows g and g + 8 and input rows t, 4 + t, ….
 template <int SETS>
 struct Sums {
     float v[SETS][2] = {};
 };
 
-// Inputs of a cell as planes in shared memory.  A lane whose row does not exist reads another row's: columns of the operand do
-// not meet, and nobody looks at the results.
+// The plane of a lane in the operand of set `set`: of two sets in each piece of rows.  A lane whose row does not exist reads another row's:
+// columns of the operand do not meet, and nobody looks at the results.
+PS_DEVICE int plane_of(const InputPlan& p, int set, int lane, int stride) {
+    const int g = lane / 4, in_piece = set % 2;
+    return set / 2 * p.bytes() + (4 * in_piece + g / 2 < p.rows ? 8 * in_piece + g : g % 2) * stride;
+}
+
+// Inputs of a cell as planes in shared memory.
 template <int SETS>
 struct PlaneInputs {
     static constexpr bool NEGATIVE = SETS == 1;  // whether there is a negated copy: many rows have no room for one
@@ -50,12 +56,8 @@ struct PlaneInputs {
     int negated;              // from a plane to its negative
 
     PS_DEVICE PlaneInputs(const char* at, const InputPlan& p, int cell, int lane) : negated(p.negated_at()) {
-        const int g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;
-            plane[s] = at + own * p.digit_stride() + cell * CELL + t * 8;
-        }
+        for (int s = 0; s < SETS; s++) plane[s] = at + plane_of(p, s, lane, p.digit_stride()) + cell * CELL + lane % 4 * 8;
     }
     PS_DEVICE uint2 step(int set, int i) const { return load8(plane[set] + i * 32); }
     PS_DEVICE uint2 negative(int set, int i) const { return load8(plane[set] + negated + i * 32); }
@@ -71,6 +73,12 @@ PS_DEVICE void mend(int (&c)[4], const u32 (&mask)[4], uint2 x, uint2 negative) 
 }
 
 PS_DEVICE int join(int high, int low) { return high * 255 + low; }
+// The same of what `mma_rounded` gives, as the nearest float.
+PS_DEVICE float join_rounded(int high, int low) { return fmaf(rounded_float(high), 255.0f, rounded_float(low)); }
+struct Rounded {
+    int from[4];
+    PS_DEVICE Rounded() : from{ROUND_BITS, ROUND_BITS, ROUND_BITS, ROUND_BITS} {}
+};
 
 // scale[s]: of input row 4 s + t in this cell.  Each adds its cell to `sums`.
 
@@ -79,6 +87,7 @@ PS_DEVICE void cell_q8_0(const char* cell, int lane, const Source& x, const floa
     const int g = lane / 4;
     const uint4 s0 = load16(cell + 4096 + g * 32), s1 = load16(cell + 4096 + g * 32 + 16);
     const u32 scales[STEPS] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
+    const Rounded rounded;
     float v[SETS][2] = {};
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -87,10 +96,10 @@ PS_DEVICE void cell_q8_0(const char* cell, int lane, const Source& x, const floa
         const float d0 = low_half(scales[i]), d1 = high_half(scales[i]);
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            int c[4] = {};
-            mma_bytes(c, a, x.step(s, i));
-            v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
-            v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
+            int c[4];
+            mma_rounded(c, a, x.step(s, i), rounded.from);
+            v[s][0] = fmaf(join_rounded(c[0], c[1]), d0, v[s][0]);
+            v[s][1] = fmaf(join_rounded(c[2], c[3]), d1, v[s][1]);
         }
     }
 #pragma unroll
@@ -105,6 +114,7 @@ PS_DEVICE void cell_q6_k(const char* cell, int lane, const Source& x, const floa
     const uint4 s0 = load16(cell + 4096 + g * 32), s1 = load16(cell + 4096 + g * 32 + 16);
     const u32 scales[2][4] = {{s0.x, s0.y, s0.z, s0.w}, {s1.x, s1.y, s1.z, s1.w}};
     const u32 d = load4(cell + 4352 + g * 4);
+    const Rounded rounded;
     float v[SETS][2] = {};
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -118,10 +128,10 @@ PS_DEVICE void cell_q6_k(const char* cell, int lane, const Source& x, const floa
             const float f1 = static_cast<float>(static_cast<i8>(scales[1][at / 4] >> at % 4 * 8));
 #pragma unroll
             for (int s = 0; s < SETS; s++) {
-                int c[4] = {};
-                mma_bytes(c, a, x.step(s, i));
-                v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), f0, v[s][0]);
-                v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), f1, v[s][1]);
+                int c[4];
+                mma_rounded(c, a, x.step(s, i), rounded.from);
+                v[s][0] = fmaf(join_rounded(c[0], c[1]), f0, v[s][0]);
+                v[s][1] = fmaf(join_rounded(c[2], c[3]), f1, v[s][1]);
             }
         }
     }
@@ -338,6 +348,7 @@ template <int SETS, class Source>
 PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const float (&scale)[SETS], Sums<SETS>& sums) {
     const int g = lane / 4;
     const uint4 e = load16(cell + 2048 + g * 16);
+    const Rounded rounded;
     float v[SETS][2] = {};
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -355,13 +366,13 @@ PS_DEVICE void cell_mxfp4(const char* cell, int lane, const Source& x, const flo
         const float d1 = half_power((i < 4 ? e.z : e.w) >> i % 4 * 8 & 255);
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            int c[4] = {};
+            int c[4];
             uint2 negative = {0, 0};
             if constexpr (Source::NEGATIVE) negative = x.negative(s, i);
-            mma_bytes(c, a, x.step(s, i));
+            mma_rounded(c, a, x.step(s, i), rounded.from);
             mend<Source::NEGATIVE>(c, mask, x.step(s, i), negative);
-            v[s][0] = fmaf(static_cast<float>(join(c[0], c[1])), d0, v[s][0]);
-            v[s][1] = fmaf(static_cast<float>(join(c[2], c[3])), d1, v[s][1]);
+            v[s][0] = fmaf(join_rounded(c[0], c[1]), d0, v[s][0]);
+            v[s][1] = fmaf(join_rounded(c[2], c[3]), d1, v[s][1]);
         }
     }
 #pragma unroll
@@ -391,7 +402,7 @@ PS_DEVICE void add_expert_cell(int format, const char* cell, const char* grid, i
 // F16: 128 columns
 template <int SETS>
 PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const InputPlan& p, int column, float (&sums)[SETS][2]) {
-    const int g = lane / 4, t = lane % 4;
+    const int t = lane % 4;
     float c[SETS][4] = {};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -399,8 +410,7 @@ PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const Inpu
         const u32 a[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;  // see PlaneInputs
-            mma_halves(c[s], a, load8(at + p.halves_at() + own * p.half_stride() + column * 2 + i * 32 + t * 8));
+            mma_halves(c[s], a, load8(at + p.halves_at() + plane_of(p, s, lane, p.half_stride()) + column * 2 + i * 32 + t * 8));
         }
     }
 #pragma unroll
@@ -430,8 +440,7 @@ PS_DEVICE void cell_fp8(const char* cell, int lane, const char* at, const InputP
             const u32 a[4] = {halves_of_fp8(w.x & 0xffff), halves_of_fp8(w.x >> 16), halves_of_fp8(w.y & 0xffff), halves_of_fp8(w.y >> 16)};
 #pragma unroll
             for (int s = 0; s < SETS; s++) {
-                const int own = 4 * s + g / 2 < p.rows ? 8 * s + g : g % 2;  // see PlaneInputs
-                mma_halves(part[s], a, load8(at + p.halves_at() + own * p.half_stride() + column * 2 + i * 32 + t * 8));
+                mma_halves(part[s], a, load8(at + p.halves_at() + plane_of(p, s, lane, p.half_stride()) + column * 2 + i * 32 + t * 8));
             }
         }
         const float e0 = power_of_two(exponents >> half * 8 & 255), e1 = power_of_two(exponents >> (16 + half * 8) & 255);

@@ -18,7 +18,7 @@ struct LeaveAndEnter {
     const float *base, *scale;  // [24], [3]; for the head [4], [1]
     float* coefficients;   // [rows, 24], of `out`
     const float* norm;     // [hidden] or null
-    char* image;           // of the normed input, InputPlan {columns, rows, forms}
+    char* image;           // of the normed input, InputPlan {columns, rows of a piece, forms}
     float* x;              // [rows, hidden] before the norm, or null
     int outs, rows, hidden, columns, forms, iterations;  // outs: 24; for the head 4
     float eps, hc_eps;
@@ -195,15 +195,17 @@ PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
         squares += part.x, largest = fmaxf(largest, part.y);
     }
     const RowScale whole = whole_row(warp_sum(squares) * (each * STREAMS), warp_largest(largest), p.norm, p.eps);
-    const InputPlan plan = {p.columns, p.rows, p.forms};
+    const InputPlan plan = {p.columns, min(p.rows, PIECE), p.forms};
+    char* image = p.image + static_cast<size_t>(row / PIECE) * plan.bytes();
+    const int in_piece = row % PIECE;
     if (p.forms & HALVES && rank == 0 && threadIdx.x == 0)
-        reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = whole.down;
+        reinterpret_cast<float*>(image + plan.scales_at())[cells * 8 + in_piece] = whole.down;
 #pragma unroll 1
     for (int cell = rank, k = 0; cell < cells; cell += blocks, k++) {
         float most = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) most = fmaxf(most, sums.norms[cell][w].y);
-        store_column(plan, p.image, row, cell * CELL + threadIdx.x, xs[k][STREAMS][place] * whole.factor, most * whole.factor, whole.up);
+        store_column(plan, image, in_piece, cell * CELL + threadIdx.x, xs[k][STREAMS][place] * whole.factor, most * whole.factor, whole.up);
     }
 }
 
@@ -232,20 +234,22 @@ extern "C" __global__ void __launch_bounds__(256) make_image(const __grid_consta
         if (lane == 0) squares[cell] = sum, largest[cell] = most;
     }
     __syncthreads();
-    const InputPlan plan = {p.columns, p.rows, p.forms};
+    const InputPlan plan = {p.columns, min(p.rows, PIECE), p.forms};
+    char* image = p.image + static_cast<size_t>(row / PIECE) * plan.bytes();
+    const int in_piece = row % PIECE;
     const RowScale scale = row_scale(squares, largest, cells, p.inputs.width, p.inputs.norm, p.inputs.eps, lane);
     if (p.forms & HALVES && threadIdx.x == 0)
-        reinterpret_cast<float*>(p.image + plan.scales_at())[cells * 8 + row] = scale.down;
+        reinterpret_cast<float*>(image + plan.scales_at())[cells * 8 + in_piece] = scale.down;
     for (int cell = warp; cell < cells; cell += 8) {
         float v[8];
         load_cell(p.inputs, row, cell, lane, v);
         if (p.inputs.norm) multiply_cell(p.inputs, cell, lane, v);
         if (p.forms & DIGITS) {  // as `prepare` does it: the norm goes into their scale
             const Digits d = to_digits(v, largest[cell]);
-            store_digits(p.image, plan, row, cell, lane, {d.high, d.low, d.scale * scale.factor});
+            store_digits(image, plan, in_piece, cell, lane, {d.high, d.low, d.scale * scale.factor});
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) v[e] *= scale.factor;
-        store_floating(plan, p.image, row, cell, lane, v, scale.up);
+        store_floating(plan, image, in_piece, cell, lane, v, scale.up);
     }
 }

@@ -1,10 +1,12 @@
 // The indexer (spec §3.9): a score for every compressed row, and the best of them.
 //
 // Floor: index rows of 128 halfs: 256 B a row, 0.5 MB at 8k tokens, 4 MB at 64k (0.9 µs at 4.5 TB/s); 16 kFLOP a row.
-// Scores are made on the tensor cores, sixteen rows a warp against all heads; queries as high and low f16 parts.
+// Scores are made on the tensor cores, sixteen rows a warp against sixteen heads at a time; queries as high and low f16 parts.  Where
+// rows are few that is what takes long, so warps share the heads of the same rows.
 #include "formats.cuh"
 
 constexpr int INDEX_DIM = 128, WARPS = 8, KEYS = 16;  // keys of a warp at a time
+constexpr int SHARERS = 4;                             // warps, at most, that share the heads of their keys
 
 struct Scores {
     const float* q;      // [rows, heads, 128], not yet rotated
@@ -18,18 +20,31 @@ struct Scores {
     int early;  // the kernel before let this one start only when what wrote queries and places had ended: they can be read at once
 };
 
+// A rule of the sequence alone, because the order of sums follows from it.
+PS_DEVICE int sharers_of(int tiles, int visible) {
+    if (visible <= 1024 && tiles % SHARERS == 0) return SHARERS;
+    return visible <= 4096 && tiles % 2 == 0 ? 2 : 1;
+}
+
 // grid: (blocks, rows); shared memory: heads · 128 · 4 bytes + heads · 4
 extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_constant__ Scores p) {
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, row = blockIdx.y;
     const int tiles = p.heads / 16;
+    __shared__ float shares[SHARERS][WARPS * KEYS];
     char* parts = shared;  // [high, low][tiles][steps 8][lanes][16 bytes]
     const int low = tiles * 8 * 512;
     float* gates = reinterpret_cast<float*>(parts + 2 * low);
     if (!p.early) wait_for_previous();
     const int visible = (__ldcg(p.positions + row) + 1) / p.ratio;  // from the second-level cache, which is true before the wait too
-    const bool needed = visible > p.enough && static_cast<int>(blockIdx.x) * WARPS * KEYS < visible;
+    const int sharers = sharers_of(tiles, visible), keys_of_block = WARPS / sharers * KEYS;
+    const bool needed = visible > p.enough && static_cast<int>(blockIdx.x) * keys_of_block < visible;
+    const char* keys = nullptr;
     if (needed) {
+        // Its last row may be written only now, but all come nearer.
+        keys = reinterpret_cast<const char*>(__ldcg(reinterpret_cast<const u64*>(p.states + row))) + p.keys.at;
+        if (const int key = blockIdx.x * keys_of_block + threadIdx.x; threadIdx.x < keys_of_block && key < visible)
+            prefetch(keys + static_cast<size_t>(key) * p.keys.apart, INDEX_DIM * 2);
         for (int h = threadIdx.x; h < p.heads; h += blockDim.x)
             gates[h] = __ldcg(p.gates + static_cast<size_t>(row) * p.heads + h) * (rsqrtf(static_cast<float>(INDEX_DIM)) * rsqrtf(static_cast<float>(p.heads)));
         const int rotary = lane * 4 - (INDEX_DIM - p.rope);
@@ -64,19 +79,20 @@ extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_cons
     let_next_start();  // only now: attention reads queries before it waits for the selection
     if (!needed) return;
     __syncthreads();
-    const char* keys = p.states[row] + p.keys.at;
-    for (int first = (blockIdx.x * WARPS + warp) * KEYS; first < visible; first += gridDim.x * WARPS * KEYS) {
-        uint2 b[2][8];  // keys first + 8 n + g, dims 16 s + 4 t …
+    const int share = warp % sharers, own = warp / sharers * KEYS;  // own: the warp's first among the block's keys
+#pragma unroll 1
+    for (int first = blockIdx.x * keys_of_block; first < visible; first += gridDim.x * keys_of_block) {
+        uint2 b[2][8];  // keys first + own + 8 n + g, dims 16 s + 4 t …
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const int key = first + 8 * n + g;
+            const int key = first + own + 8 * n + g;
 #pragma unroll
             for (int s = 0; s < 8; s++)
                 b[n][s] = key < visible ? load8(keys + static_cast<size_t>(key) * p.keys.apart + s * 32 + t * 8) : uint2{0, 0};
         }
         float score[2][2] = {};  // keys 8 n + 2t, 8 n + 2t + 1
 #pragma unroll 1
-        for (int m = 0; m < tiles; m++) {
+        for (int m = share; m < tiles; m += sharers) {
             float c[2][4] = {}, d[2][4] = {};
 #pragma unroll
             for (int s = 0; s < 8; s++) {
@@ -96,11 +112,17 @@ extern "C" __global__ void __launch_bounds__(256) index_scores(const __grid_cons
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                const int key = first + 8 * n + 2 * t + k;
 #pragma unroll
                 for (int d = 4; d < 32; d <<= 1) score[n][k] += __shfl_xor_sync(ALL, score[n][k], d);
-                if (g == 0 && key < visible) p.scores[static_cast<size_t>(row) * p.stride + key] = score[n][k];
+                if (g == 0) shares[share][own + 8 * n + 2 * t + k] = score[n][k];
             }
+        __syncthreads();
+        if (const int i = threadIdx.x, key = first + i; i < keys_of_block && key < visible) {
+            float sum = shares[0][i];
+            for (int k = 1; k < sharers; k++) sum += shares[k][i];
+            p.scores[static_cast<size_t>(row) * p.stride + key] = sum;
+        }
+        __syncthreads();  // the shares have been read
     }
 }
 
@@ -114,8 +136,21 @@ struct Select {
 
 constexpr int SELECT_THREADS = 1024;
 
+// A thread has a score: the largest `worst` that at least `wanted` of the block's keys reach, bit by bit from the top.  Ends as soon as
+// no more than those reach it.
+PS_DEVICE u32 worst_of(u32 key, int wanted) {
+    u32 worst = 0;
+#pragma unroll 1
+    for (u32 bit = 1u << 31; bit; bit >>= 1) {
+        const int reach = __syncthreads_count(key >= (worst | bit));
+        if (reach >= wanted) worst |= bit;
+        if (reach == wanted) break;
+    }
+    return worst;
+}
+
 // One block a row: the best `count` of the visible rows, ties to the lower one.  The value of the worst that is taken is found by
-// its bits, eight at a time from the top; then all above it are taken, and of its equals the first ones.
+// its bits: of many rows eight at a time from the top; then all above it are taken, and of its equals the first ones.
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const __grid_constant__ Select p) {
     __shared__ int counts[256], sums[2][WARP];
     __shared__ u32 found[2];
@@ -131,6 +166,18 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(const 
     }
     const float* scores = p.scores + static_cast<size_t>(row) * p.stride;
     auto key = [&](int i) { return static_cast<u32>(rank_of(scores[i], 0) >> 32); };
+    if (visible <= SELECT_THREADS) {  // a thread a row
+        const bool there = threadIdx.x < static_cast<u32>(visible);
+        const u32 k = there ? key(threadIdx.x) : 0, worst = worst_of(k, p.count);
+        const u32 over = __ballot_sync(ALL, there && k > worst), same = __ballot_sync(ALL, there && k == worst), below = (1u << lane) - 1;
+        if (lane == 0) sums[0][warp] = __popc(over), sums[1][warp] = __popc(same);
+        __syncthreads();
+        const int mine = sums[0][lane], wanted = p.count - __reduce_add_sync(ALL, mine);  // of the equals
+        const int above = __reduce_add_sync(ALL, lane < warp ? mine : 0), equal = __reduce_add_sync(ALL, lane < warp ? sums[1][lane] : 0);
+        const int before = equal + __popc(same & below), at = above + __popc(over & below) + min(before, wanted);
+        if (there && (k > worst || (k == worst && before < wanted))) picks[at] = threadIdx.x;
+        return;
+    }
     constexpr int AHEAD = 8;  // loads on their way
     u32 prefix = 0;
     int wanted = p.count;  // of those that share the prefix

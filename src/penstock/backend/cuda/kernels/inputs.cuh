@@ -37,12 +37,10 @@ PS_DEVICE float2 digit_scale(float largest) {
     const float about = largest * (1 / LARGEST), scale = fmaxf(fmaf(fmaf(-about, LARGEST, largest), 1 / LARGEST, about), SMALLEST_NORMAL);
     return {scale, __frcp_rn(scale)};
 }
-// v / scale = 255 · x + y.  Rounded by adding a number that leaves no room for fractions: instructions that convert are four times as slow.
+// v / scale = 255 · x + y
 PS_DEVICE int2 digits_of(float v, float inverse) {
-    constexpr float ROUND = 12582912.0f;  // 1.5 · 2^23
-    constexpr u32 ROUND_BITS = 0x4b400000;
     const float q = __fadd_rn(__fmul_rn(v, inverse), ROUND), high = __fadd_rn(__fmul_rn(__fsub_rn(q, ROUND), 1.0f / 255), ROUND);
-    const int whole = static_cast<int>(float_bits(q) - ROUND_BITS), x = static_cast<int>(float_bits(high) - ROUND_BITS);
+    const int whole = static_cast<int>(float_bits(q)) - ROUND_BITS, x = static_cast<int>(float_bits(high)) - ROUND_BITS;
     return {x, whole - 255 * x};
 }
 
@@ -69,7 +67,9 @@ PS_DEVICE Digits to_digits(const float (&v)[8], float largest) {
 // −1 times four signed bytes, none of them −128.
 PS_DEVICE u32 negate_bytes(u32 v) { return __vsub4(0, v); }
 
-// Where the forms of `rows` rows of `columns` numbers lie; columns is a multiple of 256.
+constexpr int LOG_PIECE = 3, PIECE = 1 << LOG_PIECE;  // more rows are in pieces of eight, one behind the other
+
+// Where the forms of `rows` rows, at most a piece, of `columns` numbers lie; columns is a multiple of 256.
 struct InputPlan {
     int columns, rows, forms;
 
@@ -102,7 +102,8 @@ struct Inputs {
     const float* x;     // [rows, stride] or null
     const float* norm;  // [width] or null
     const char* image;  // or null: all forms as they shall lie in shared memory, made by the kernel before
-    int image_forms;    // the forms it holds; with groups one image follows the other
+    int image_forms;    // the forms it holds; with groups one image follows the other, and with them one piece of rows the other
+    int piece_bytes;    // from a piece to the next
     int stride, width;  // numbers in a row; columns behind them are zeros
     float eps;
 };
@@ -188,7 +189,7 @@ PS_DEVICE RowScale row_scale(const float* squares, const float* largest, int cel
     return whole_row(warp_sum(sum) / static_cast<float>(width), warp_largest(most), norm, eps);
 }
 
-// One thread: asks for an image's planes.  They are in place when `bar` completes its first phase.
+// One thread: asks for the planes of a piece of rows.  They are in place when `bar` completes its first phase.
 PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int group, u64* bar) {
     const InputPlan from = {p.columns, p.rows, in.image_forms};
     const char* image = in.image + static_cast<size_t>(group) * from.bytes();
@@ -201,6 +202,33 @@ PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int g
     if (p.forms & HALVES) bulk_copy(at + p.halves_at(), image + from.halves_at(), halves, bar);
     if (p.forms & FLOATS) bulk_copy(at + p.floats_at(), image + from.floats_at(), floats, bar);
     bulk_copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
+}
+
+// One warp: the same for some of the columns, those of block `rank` of a cluster, and all pieces of rows.  p: of the block's columns
+PS_DEVICE void fetch_columns(const Inputs& in, const InputPlan& p, char* at, int pieces, int group, int rank, int blocks, u64* bar, int lane) {
+    const InputPlan from = {p.columns * blocks, p.rows, in.image_forms};
+    const char* image = in.image + static_cast<size_t>(group) * from.bytes();
+    const int planes = 2 * p.rows, scales = p.columns / CELL * PIECE * 4;
+    const int bytes = planes * p.columns * ((p.forms & DIGITS ? 1 : 0) + (p.forms & NEGATED ? 1 : 0) + (p.forms & HALVES ? 2 : 0)) +
+                      (p.forms & FLOATS ? p.rows * p.columns * 4 : 0) + scales + PIECE * 4;
+    if (lane == 0) barrier_expect(bar, pieces * bytes);
+    __syncwarp();
+#pragma unroll 1
+    for (int piece = 0; piece < pieces; piece++, image += in.piece_bytes, at += p.bytes()) {
+        auto copy = [&](int to, int stride, int at_image, int image_stride, int size) {  // size: of a number
+            bulk_copy(at + to + lane * stride, image + at_image + lane * image_stride + rank * p.columns * size, p.columns * size, bar);
+        };
+        if (lane < planes) {
+            if (p.forms & DIGITS) copy(0, p.digit_stride(), 0, from.digit_stride(), 1);
+            if (p.forms & NEGATED) copy(p.negated_at(), p.digit_stride(), from.negated_at(), from.digit_stride(), 1);
+            if (p.forms & HALVES) copy(p.halves_at(), p.half_stride(), from.halves_at(), from.half_stride(), 2);
+        }
+        if (lane < p.rows && p.forms & FLOATS) copy(p.floats_at(), p.float_stride(), from.floats_at(), from.float_stride(), 4);
+        if (lane == 0) {
+            bulk_copy(at + p.scales_at(), image + from.scales_at() + rank * scales, scales, bar);
+            bulk_copy(at + p.scales_at() + scales, image + from.scales_at() + blocks * scales, PIECE * 4, bar);
+        }
+    }
 }
 
 // Where a kernel's inputs come from: an image or rows of floats.  Code that is never run still has to be fetched past, and most of a decode

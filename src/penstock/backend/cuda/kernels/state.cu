@@ -4,8 +4,8 @@
 // Floor: a few KB a row, nothing; what counts is the latency of one small kernel.  A window of 128 tokens (every 128th token of a
 // ratio-128 layer) reads 512 KB of frontier.
 //
-// Rows of one launch may be neighbours of one sequence: what a row needs of the rows before it comes from their projections, never from
-// memory that another block of this launch writes.
+// Rows of one launch may be neighbours of one sequence, one position behind the other: what a row needs of the rows before it comes from
+// their projections, never from memory that another block of this launch writes.
 #include "inputs.cuh"
 
 constexpr int THREADS = 512;
@@ -113,14 +113,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) remember(const __grid_cons
     }
     if ((position + 1) % c.ratio) return;
     const int window = position / c.ratio, begin = window * c.ratio;
+    int base = 0;  // the sequence's first row in this launch
+    while (p.states[base] != state) base++;
+    const int ahead = p.positions[base] - base;
     const bool overlap = c.width > c.dim;  // the window before speaks through the first series, this one through the second
     for (int i = threadIdx.x; i < c.dim; i += THREADS) {
         auto candidate = [&](int p_, float& value, float& score) {
             const int column = overlap && p_ >= begin ? c.dim + i : i;
-            int from = -1;
-            for (int k = 0; k <= r; k++)
-                if (p.states[k] == state && p.positions[k] == p_) from = k;
-            if (from >= 0) {
+            if (const int from = p_ - ahead; from >= base) {
                 value = c.values[static_cast<size_t>(from) * c.values_stride + column];
                 score = c.scores[static_cast<size_t>(from) * c.scores_stride + column] +
                         c.ape[static_cast<size_t>(p_ % c.ratio) * c.width + column];

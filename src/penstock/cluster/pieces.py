@@ -1,0 +1,80 @@
+"""How large the pieces are in which several stages read a prompt: learned from how long steps take."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.weights.config import ModelConfig
+
+NEWER: Final = 0.5  # weight of the latest step against those before it of its size
+KEPT: Final = (
+    64  # steps after which those of a size that has not come again are forgotten: all may have changed
+)
+EACH: Final = 2  # times that a row's share of the experts fits in a step, so that nearly all of them are used
+
+
+@dataclass
+class Seen:
+    """Steps of about one size."""
+
+    rows: float
+    seconds: float
+    latest: int = 0  # number of the latest of them
+
+
+class PromptPieces:
+    """A step over a prompt takes some time for the weights, which all are used whatever its rows are, and some for
+    each row.  Small pieces pay more often for the weights; large ones leave all stages but one waiting for longer,
+    when the first piece comes and when the last one goes.
+
+    rows: from how many on a step uses nearly all experts
+    """
+
+    def __init__(self, rows: int):
+        self._least = rows
+        self._seen: dict[int, Seen] = {}  # by size, in steps of a factor √2
+        self._steps = 0
+
+    @staticmethod
+    def of(config: ModelConfig) -> "PromptPieces":
+        return PromptPieces(EACH * -(-config.experts // config.experts_used))
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step of so many rows has taken the first stage so long."""
+        if rows < self._least:
+            return
+        self._steps += 1
+        seen = self._seen.setdefault(round(2 * math.log2(rows)), Seen(rows, seconds))
+        seen.rows += NEWER * (rows - seen.rows)
+        seen.seconds += NEWER * (seconds - seen.seconds)
+        seen.latest = self._steps
+        self._seen = {size: seen for size, seen in self._seen.items() if self._steps - seen.latest < KEPT}
+
+    def weights(self) -> float | None:
+        """What a step takes for the weights, in rows that take as long: where the line through the times meets zero
+        rows.  None: not known, as all steps had one size."""
+        seen = list(self._seen.values())
+        if len(seen) < 2:
+            return None
+        rows, seconds = (
+            sum(values) / len(seen) for values in zip(*((s.rows, s.seconds) for s in seen), strict=True)
+        )
+        spread = sum((s.rows - rows) ** 2 for s in seen)
+        each = sum((s.rows - rows) * (s.seconds - seconds) for s in seen) / spread
+        return max(0.0, seconds / each - rows) if each > 0 else math.inf
+
+    def size(self, tokens: int, stages: int, most: int) -> int:
+        """Of the next piece of a prompt with so many tokens.
+
+        With p pieces it takes (p + stages − 1) · (weights + tokens / p), which is least for
+        p = √(tokens · (stages − 1) / weights).  As long as that is not known, pieces have two sizes.
+        """
+        weights = self.weights()
+        if weights is None:
+            return most if self._seen else max(1, most // 2)
+        least = max(
+            self._least, min(seen.rows for seen in self._seen.values()) / 2
+        )  # nothing is known of smaller ones
+        wanted = math.sqrt(tokens * weights / (stages - 1))
+        pieces = max(1, round(tokens / max(wanted, least)), -(-tokens // most))
+        return max(1, -(-tokens // pieces))
