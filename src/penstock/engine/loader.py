@@ -53,10 +53,9 @@ class Loader:
             )
         self.plan, self.context = self._make_plan()
         if options.draft == "auto" and (self.plan.mode == "direct" or self.plan.tiers is not None):
-            # Experts come from elsewhere: those of a draft block, and those of a wrong guess, would come for nothing.
-            # What followed last time costs nothing to ask, and the gate knows what rows have to fetch.
-            self.drafts = self.plan.tiers is None and self.machines is None
-            if checkpoint.has_draft and self.machines is None:
+            # Experts come from elsewhere: a wrong guess would bring them for nothing.
+            self.drafts = False
+            if checkpoint.has_dspark and self.machines is None:  # it follows every step, unlike a draft block
                 self.checkpoint = self.part = checkpoint.without_draft()
                 self.plan, self.context = self._make_plan()
         self.layout = state_layout(self.part, options, self.context)
