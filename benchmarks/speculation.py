@@ -8,9 +8,14 @@
 Every round generates the same text with each drafter in turn, so that whoever disturbs the machine disturbs all; of
 the rounds, after the first, which teaches the gate, medians count.  Texts are checked to be the same.
 
+worst 256    of all windows of 256 tokens the one in which drafts gain least, against plain decoding of these tokens
+             (`speculation_windows`); of `off`, a second plain engine against the first, which is what chance can do
+
 story, chat  greedy answers of the pocket model
 tools        calls of tools and JSON, each of which the same conversation has had before, as those of agents
-streamed     stories with memory for a quarter of the experts; the others come from disk
+mixed        stories and random answers in turn: what the gate has learned is wrong each time
+streamed     stories with memory for a quarter of the experts; others come from a disk of 200 MB/s (`slow_disk`)
+repeated     calls of tools and JSON, likewise
 random       sampled at a temperature at which nobody can guess
 """
 
@@ -20,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from rich.console import Console
@@ -28,6 +33,8 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.machine import Neighbours
+from benchmarks.slow_disk import slow_disk
+from benchmarks.speculation_windows import worst_window
 from penstock import Engine, Sampling
 from penstock.chat.driver import ChatDriver
 from penstock.chat.messages import Thinking, question
@@ -49,23 +56,36 @@ ASKED: Final = {
         "Tell me a joke.",
     ],
     "tools": [],
+    "mixed": [*STORIES, *STORIES],
     "streamed": STORIES[:1],
+    "repeated": [],
     "random": STORIES[:1],
 }
-TARGETS: Final = {"story": 1.4, "chat": 1.4, "tools": 1.8, "streamed": 1.0, "random": 0.97}
+TARGETS: Final = {
+    "story": 1.4,
+    "chat": 1.4,
+    "tools": 1.8,
+    "mixed": 0.97,
+    "streamed": 1.0,
+    "repeated": 1.0,
+    "random": 0.97,
+}
 DRAFTS: Final = ("off", "ngram", "mtp", "auto")
+STREAMED: Final = ("streamed", "repeated")
+AGAIN: Final = "off again"  # says what chance can do
 PROBLEMS: Final = 6  # of tools, and as many of JSON
 
 
-def sampling(kind: str) -> Sampling:
-    if kind == "random":
+def sampling(kind: str, number: int = 0) -> Sampling:
+    """Of a kind's question with this number."""
+    if kind == "random" or (kind == "mixed" and number % 2):
         return Sampling(temperature=50.0, seed=1, ignore_eos=True)
     return Sampling(temperature=0.0)
 
 
 def prompts(engine: Engine, kind: str, problems: int = PROBLEMS) -> list[list[int]]:
     driver = ChatDriver(engine)
-    if kind != "tools":
+    if ASKED[kind]:
         return [driver.reply(question(text)).prompt.ids for text in ASKED[kind]]
     found, chance = [], Random(3)
     for skill in ("tools", "json") * problems:
@@ -75,31 +95,38 @@ def prompts(engine: Engine, kind: str, problems: int = PROBLEMS) -> list[list[in
     return found
 
 
-def generate(engine: Engine, kind: str, asked: list[list[int]], tokens: int) -> tuple[list[int], float]:
-    """What is generated, and seconds per token once the prompt is read."""
+def generate(engine: Engine, kind: str, asked: list[list[int]], tokens: int) -> tuple[list[int], list[float]]:
+    """What is generated, and the seconds that every token took but those that came with the prompts."""
     said: list[int] = []
-    seconds = 0.0
-    for ids in asked:
-        steps = engine.generate(ids, tokens, sampling(kind))
+    seconds: list[float] = []
+    for number, ids in enumerate(asked):
+        steps = engine.generate(ids, tokens, sampling(kind, number))
         said.append(next(steps).token)
         begin = time.perf_counter()
-        said += [step.token for step in steps]
-        seconds += time.perf_counter() - begin
-    return said, seconds / max(1, len(said) - len(asked))
+        for step in steps:
+            said.append(step.token)
+            now = time.perf_counter()
+            seconds.append(now - begin)
+            begin = now
+    return said, seconds
 
 
 def opened(path: Path, kind: str, draft: str) -> Engine:
-    if kind != "streamed":
+    if kind not in STREAMED:
         return Engine(path, draft=draft)
-    whole = Engine(path, draft=draft, load=False, memory=None, context=2048).plan
-    budget = whole.total - 3 * whole.experts_total // 4
-    return Engine(path, draft=draft, memory=budget, streaming="direct", context=2048, learn="off")
+    options: dict[str, Any] = {"streaming": "direct", "context": 2048, "prefill_chunk": 64, "learn": "off"}
+    whole = Engine(path, draft="off", load=False, memory=1 << 30, **options).plan
+    with slow_disk():
+        engine = Engine(path, draft=draft, memory=whole.total - 3 * whole.experts_total // 4, **options)
+    assert engine.plan.experts_held <= 0.3 * engine.plan.experts_total
+    return engine
 
 
 def measure(path: Path, kind: str, drafts: list[str], tokens: int, rounds: int) -> list[dict[str, Any]]:
     engines = {draft: opened(path, kind, draft) for draft in drafts}
+    engines[AGAIN] = opened(path, kind, drafts[0])
     asked = prompts(engines[drafts[0]], kind)
-    spent: dict[str, list[float]] = {draft: [] for draft in drafts}
+    spent: dict[str, list[list[float]]] = {draft: [] for draft in engines}
     for number in range(rounds + 1):  # the first one teaches the gate
         texts = {}
         for draft, engine in engines.items():
@@ -107,16 +134,18 @@ def measure(path: Path, kind: str, drafts: list[str], tokens: int, rounds: int) 
             if number:
                 spent[draft].append(seconds)
         assert len({tuple(text) for text in texts.values()}) == 1, f"{kind}: drafts changed the text"
-    best = {draft: median(seconds) for draft, seconds in spent.items()}
+    best = {draft: median(map(fmean, seconds)) for draft, seconds in spent.items()}
+    plain = spent[drafts[0]]
     return [
         {
             "kind": kind,
             "draft": draft,
             "tokens_per_second": 1 / best[draft],
             "speedup": best[drafts[0]] / best[draft],
-            **engine.stats().get("draft", {}),
+            "worst_window": worst_window(plain, spent[AGAIN if draft == drafts[0] else draft]),
+            **engines[draft].stats().get("draft", {}),
         }
-        for draft, engine in engines.items()
+        for draft in drafts
     ]
 
 
@@ -132,7 +161,8 @@ def shown(row: dict[str, Any]) -> list[str]:
     cost = f"{row['row_seconds'] / row['step_seconds']:.2f}" if row.get("step_seconds") else ""
     speed = f"{row['tokens_per_second']:.3g}"
     speedup, gain = f"{row['speedup']:.2f}", f"{row['gain']:.2f}" if "gain" in row else ""
-    return [row["kind"], row["draft"], speed, speedup, "; ".join(rates), with_drafts, cost, gain]
+    worst = f"{row['worst_window']:.2f}"
+    return [row["kind"], row["draft"], speed, speedup, worst, "; ".join(rates), with_drafts, cost, gain]
 
 
 def main() -> None:
@@ -176,6 +206,7 @@ def main() -> None:
         "draft",
         "tok/s",
         "speedup",
+        "worst 256",
         "right, by place",
         "steps with drafts",
         "a row / a step",

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from rich.console import Console
@@ -46,7 +46,7 @@ def head(model: Path, listen: str, kinds: list[str], tokens: int, rounds: int) -
                     text, seconds = generate(engine, kind, asked, tokens)
                     texts.append(text)
                     if number:
-                        spent[name].append(seconds)
+                        spent[name].append(fmean(seconds))
                 assert texts[0] == texts[1], f"{kind}: drafts changed the text"
             off, auto = median(spent["off"]), median(spent["auto"])
             assert drafting is not None

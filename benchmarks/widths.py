@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.machine import Neighbours
 from penstock import Engine
-from penstock.engine.speculation import MOST
+from penstock.engine.draft_record import MOST
 from penstock.pocket import pocket_path
 
 

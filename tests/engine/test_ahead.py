@@ -13,31 +13,18 @@ from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
 from penstock.errors import ReadError
-from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 from tests.engine.elsewhere import Steps
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("ahead") / "m.gguf"
-    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
-    return path
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> Engine:
-    return Engine(model, context=256, prefill_chunk=32, draft="off")
+def plain(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=256, prefill_chunk=32, draft="off")
 
 
 @pytest.fixture
-def engine(model: Path) -> Engine:
-    return Engine(model, context=256, prefill_chunk=32, draft="off")
-
-
-@pytest.fixture
-def steps(engine: Engine) -> Steps:
-    return Steps(engine)
+def engine(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=256, prefill_chunk=32, draft="off")
 
 
 def states(session: Session) -> dict[str, Any]:

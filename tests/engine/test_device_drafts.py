@@ -16,7 +16,6 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
 from penstock.engine.speculation import Speculation, Speculator
 from penstock.engine.step_watch import Spent
-from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 from tests.engine.elsewhere import Steps
 
@@ -31,25 +30,13 @@ GREEDY = Sampling(temperature=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("drafts") / "m.gguf"
-    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
-    return path
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> Engine:
-    return Engine(model, context=512, prefill_chunk=32, draft="off")
+def plain(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=512, prefill_chunk=32, draft="off")
 
 
 @pytest.fixture
-def engine(model: Path) -> Engine:
-    return Engine(model, context=512, prefill_chunk=32, draft="ngram")
-
-
-@pytest.fixture
-def steps(engine: Engine) -> Steps:
-    return Steps(engine)
+def engine(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=512, prefill_chunk=32, draft="ngram")
 
 
 @pytest.fixture

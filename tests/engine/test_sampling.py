@@ -192,6 +192,19 @@ def test_best_and_top_of_a_vocabulary() -> None:
         assert OPS.log_sum(logits, float(logits.max())) == pytest.approx(exact, abs=1e-6)
 
 
+def test_rows_together_are_what_each_is_alone() -> None:
+    rng = np.random.default_rng(1)
+    for size in (1, 100, 40_000):
+        rows = [rng.normal(size=size).astype(np.float32) for _ in range(5)]
+        wanted = []
+        for row in rows:
+            token, highest = OPS.top(row)
+            wanted.append((token, highest, OPS.log_sum(row, highest)))
+        assert OPS.tops(rows) == wanted
+    rows[2][7] = np.nan
+    assert [token >= 0 for token, _, _ in OPS.tops(rows)] == [True, True, False, True, True]
+
+
 @pytest.mark.parametrize("temperature", [1e-320, 1e-30, 1e6])
 def test_extreme_temperatures(temperature: float) -> None:
     token = sampler_of(Sampling(temperature=temperature, seed=1), [], 5).sample(LOGITS).token

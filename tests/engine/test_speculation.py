@@ -9,7 +9,8 @@ import pytest
 
 from penstock.chat.driver import ChatDriver
 from penstock.chat.messages import Conversation, Message, Role, question
-from penstock.engine import gate, speculation
+from penstock.engine import draft_record, gate, speculation
+from penstock.engine.draft_record import Record
 from penstock.engine.drafters import Draft, Drafter, NgramDrafter
 from penstock.engine.engine import Engine
 from penstock.engine.gate import Chances, ComputeCosts, StepCosts, best_depth
@@ -185,7 +186,7 @@ def test_a_draft_block_that_does_not_pay_is_hardly_asked(
         for each in (plain, engine)
     )
     assert one == other
-    assert 0 < len(asked) <= 6 * speculation.TRIED  # in trials, which are farther and farther apart
+    assert 0 < len(asked) <= 6 * draft_record.TRIED  # in trials, which are farther and farther apart
     assert engine.stats()["draft"]["tokens"] >= 890
 
 
@@ -352,6 +353,58 @@ def test_chances_follow_what_happens() -> None:
     for _ in range(200):
         chances.told("ngram", 0, 1, False)
     assert chances.of("ngram", 0, 1) < 0.1
+
+
+def test_a_trial_that_is_right_says_more_than_another_text_did() -> None:
+    chances = Chances()
+    for place in (0, 1):
+        for _ in range(200):
+            chances.told("mtp", place, 3, False)
+    sure = chances.of("mtp", 0, 3)
+    chances.begin_anew("mtp", 4)
+    assert chances.of("mtp", 0) > 0.7
+    assert chances.of("mtp", 1) == chances.of("mtp", 0)
+    assert chances.of("mtp", 0, 3) == sure
+    assert chances.of("ngram", 0) == gate.PRIOR
+
+
+def test_a_drafter_is_closed_when_what_it_saves_is_less_than_what_it_takes() -> None:
+    record = Record("mtp")
+    record.turn(True)
+    record.worth = 1.0
+    asked = 0
+    while record.saved(-0.25):  # nobody takes its guesses
+        asked += 1
+    assert 10 < asked < 30
+    record.turn(False)
+    assert not record.due
+    record.patience, record.idle = draft_record.LONGEST, draft_record.SHORTEST + 1
+    record.begin_answer()  # of another kind, perhaps
+    assert record.due
+
+
+def test_a_plain_step_that_follows_drafts_says_nothing_of_what_plain_steps_cost() -> None:
+    shared = speculation.Speculation(["ngram"])
+    for rows, seconds in ((1, 9.0), (1, 1.0), (3, 2.0), (1, 5.0), (3, 2.0), (1, 5.0), (1, 1.0)):
+        shared.told(1, rows, 1, Spent(seconds))
+    assert shared.costs.at(1) == 1.0
+
+
+def test_an_answer_after_others_without_drafts_rests_sooner() -> None:
+    shared, engine = speculation.Speculation(["ngram"]), Engine(pocket_path(), draft="off")
+
+    def awake(ids: range) -> int:
+        session, speculator = engine.session(), shared.begin()
+        session.feed([ids[0]])
+        looks = 0
+        for token in ids[1:]:
+            assert speculator.propose(session, token, 1) == []
+            looks += speculator.awake
+            session.feed([token], logits="none")
+        return looks
+
+    first, second = awake(range(100, 150)), awake(range(200, 250))
+    assert second < 0.6 * first
 
 
 def test_options_say_who_drafts() -> None:

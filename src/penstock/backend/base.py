@@ -252,6 +252,14 @@ class Sampling(ABC):
         del choices
         return None
 
+    def tops(self, rows: Sequence[Logits]) -> list[tuple[int, float, float]]:
+        """Of each row what `top` and `log_sum` say; where the former says −1, nothing else counts."""
+        found = [self.top(row) for row in rows]
+        return [
+            (token, highest, self.log_sum(row, highest) if token >= 0 else 0.0)
+            for row, (token, highest) in zip(rows, found, strict=True)
+        ]
+
     @abstractmethod
     def top(self, logits: Logits) -> tuple[int, float]:
         """The token with the highest logit, ties to the lower id, and that logit; (−1, …) if one is NaN."""

@@ -139,6 +139,14 @@ class Chances:
             self._right[key] = self._right.get(key, 0.0) * keep + right
             self._tried[key] = self._tried.get(key, 0.0) * keep + 1
 
+    def begin_anew(self, drafter: str, right: int) -> None:
+        """Another text: of a drafter's places nothing is known but that so many first drafts were right.  How often
+        it is right when it is so sure still holds."""
+        for name, place, sure in [*self._tried]:
+            if name == drafter and sure < 0:
+                del self._right[name, place, sure], self._tried[name, place, sure]
+        self._right[drafter, 0, -1] = self._tried[drafter, 0, -1] = float(right)
+
     def of(self, drafter: str, place: int, sure: int = -1) -> float:
         """sure: -1 where it is not known yet.  Of a place that was hardly tried it is expected that drafts there are
         as often right as in the place before: else nobody would ever find out."""

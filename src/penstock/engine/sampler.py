@@ -46,6 +46,7 @@ class Sampler:
         self.count = 0
         self._vocab = vocab_size
         self._under_way: deque[Choosing] = deque()  # the next tokens, where they are chosen elsewhere
+        self._tops: deque[tuple[int, float, float]] = deque()  # of the next logits, where these are here
         self._asked: tuple[int, list[Choice]] = (0, [])  # `count`, and what `choices` gave for it
 
     @property
@@ -54,11 +55,16 @@ class Sampler:
         return self._under_way[0] if self._under_way else None
 
     def start(self, logits: NDArray[np.float32], *later: NDArray[np.float32]) -> None:
-        """Begins to choose where the logits lie, if they are not on the host; `sample` with the same ones follows.
-        Those of several requests that have been started are chosen together, and so are those of tokens after the
-        next one where nothing depends on what that is; `drop` forgets what nobody samples after all."""
+        """Begins to choose where the logits lie; `sample` with the same ones follows.  On the host all rows are
+        looked at together.  Elsewhere those of several requests that have been started are chosen together, and so
+        are those of tokens after the next one where nothing depends on what that is; `drop` forgets what nobody
+        samples after all."""
         where: object = logits
-        if isinstance(where, np.ndarray) or self._under_way:
+        if isinstance(where, np.ndarray):
+            if later:
+                self._tops.extend(self.ops.tops([logits, *later]))
+            return
+        if self._under_way:
             return
         rows = (logits, *later)
         for row, choice in zip(rows, self.choices(len(rows)), strict=False):
@@ -91,6 +97,7 @@ class Sampler:
     def drop(self) -> None:
         """Nobody will sample what has been started."""
         self._under_way.clear()
+        self._tops.clear()
 
     def sample(self, logits: NDArray[np.float32]) -> Sampled:
         """logits [vocab] → the next token"""
@@ -98,10 +105,9 @@ class Sampler:
         if self._under_way:
             return self._taken(self._under_way.popleft().result())
         logits = np.asarray(logits)
-        likeliest, highest = self.ops.top(logits)
+        likeliest, highest, norm = self._tops.popleft() if self._tops else self.ops.tops([logits])[0]
         if likeliest < 0 or not math.isfinite(highest):
             raise PenstockError(NOT_FINITE)
-        norm = self.ops.log_sum(logits, highest)
         adjusted = self._penalise(logits)
         if self.constraint is not None:
             adjusted = self.constraint.mask(adjusted)

@@ -6,8 +6,8 @@ grammar, for as long as the token drawn is the draft that the next row was compu
 are the same token for token, whoever drafts: a draft that is wrong is never used, and leaves no trace in the session.
 
 Where drafts do not pay, a step costs what it costs without them.  A drafter that takes time is closed: nothing is
-asked of it until it is tried again for a few steps, and every trial in vain doubles the time to the next one.  An
-answer for which nobody has had a draft for a while rests: of the next few steps nobody takes notice.
+asked of it until it is tried again for a few steps (`draft_record.py`).  An answer for which nobody has had a draft
+for a while rests: of the next few steps nobody takes notice.
 """
 
 import time
@@ -18,50 +18,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.state import DRAFTS
+from penstock.engine.draft_record import TRIED, Record
 from penstock.engine.drafters import Draft, Drafter, DSparkDrafter, MtpDrafter, NgramDrafter
-from penstock.engine.gate import Chances, ComputeCosts, StepCosts, best_depth
+from penstock.engine.gate import Chances, StepCosts, best_depth
 from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
 
-MOST: Final = {"mtp": 4, "dspark": 5, "ngram": DRAFTS}  # drafts at a time
-AT_ONCE: Final = ("dspark",)  # whose drafts take as long however many are wanted
-UNKNOWN: Final = 3  # trials at the beginning, and steps between them
-SHORTEST, LONGEST = 64, 1024  # steps between later ones
-WARM: Final = 16  # steps before a trial from which on a drafter keeps up
-TRIED: Final = 4  # steps of a trial; half of them if their drafts are wrong
 RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
-ANCHORED: Final = 24  # steps with drafts in a row, then one without: what that costs must be known
+BEGINS: Final = 24  # steps without a draft that an answer inherits at most from the one before it
+ANCHORED: Final = 24  # steps with drafts in a row, then some without: what these cost must be known
+ANCHORS: Final = 2  # of which the last one counts: after others a step finds less at hand than after its like
 DEEPER: Final = 12  # steps with drafts, then one with one more than seems best: things change
-
-
-class Record:
-    """What is known of a drafter, whoever it drafts for."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.most = name, MOST[name]
-        self.costs = ComputeCosts()  # of drafts, by how many are made in a row
-        self.drafted, self.accepted = [0] * self.most, [0] * self.most  # by place after the certain token
-        self.open = False  # it promised a gain when it was last looked at
-        self.keeps_up = True
-        self.idle = self.trials = (
-            0  # steps since it was last used, and how often it was tried without a promise
-        )
-        self.patience = UNKNOWN  # steps until it is tried
-        self.trying = 0  # steps that are left of a trial
-
-    def begin_trial(self) -> None:
-        self.trials += 1
-        self.trying = TRIED
-        self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
-
-    def took(self, drafts: int, seconds: float) -> None:
-        if self.name in AT_ONCE:  # however many are wanted
-            self.costs.told(1, seconds)
-            self.costs.told(self.most, seconds)
-        elif drafts:
-            self.costs.told(drafts, seconds)
 
 
 class Speculation:
@@ -74,6 +42,9 @@ class Speculation:
         self._fresh, self._widths = fresh, Counter[int]()
         self._overlaps = False  # steps without drafts begin while the ones before them are under way
         self.in_a_row = 0  # steps with drafts
+        self.after_drafts = False  # the latest step had some
+        self.anchors = 0  # steps without drafts that are left, to know what these cost
+        self.in_vain = 0  # looks without a draft, of the answer that was looked at last
         self.steps = self.drafting_steps = self.explored = self.tokens = 0
         # Of all steps with drafting, and what their tokens would have taken.
         self.seconds = self.plain_seconds = 0.0
@@ -83,6 +54,8 @@ class Speculation:
 
     def begin(self) -> "Speculator":
         """For an answer."""
+        for record in self.records.values():
+            record.begin_answer()
         makers: dict[str, type[Drafter]] = {
             "ngram": NgramDrafter,
             "mtp": MtpDrafter,
@@ -96,7 +69,7 @@ class Speculation:
         self._overlaps |= begun
         self._widths[rows] += 1
         # Without drafts a step begins early.  The first one after drafts does not, and takes longer than the others.
-        alone = rows == sequences and self._overlaps and not begun
+        alone = rows == sequences and (not begun if self._overlaps else self.after_drafts)
         if not (self.is_first or alone or self._widths[rows] <= self._fresh):
             self.costs.told(rows, *spent)
         self.is_first = False
@@ -108,9 +81,11 @@ class Speculation:
             self.plain_seconds += tokens / sequences * self.costs.at(sequences)
             self.in_a_row += 1
             self.drafting_steps += 1
+            self.after_drafts = True
         else:
             self.plain_seconds += min(spent.seconds, self.costs.at(rows)) if alone else spent.seconds
             self.in_a_row = 0
+            self.after_drafts = False
 
     def rested(self, steps: int) -> None:
         """Steps of which nobody took notice."""
@@ -148,10 +123,11 @@ class Speculator:
 
     def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
         self._shared, self._drafters = shared, drafters
-        self._pending: tuple[Drafter, Record, list[Draft]] | None = None
+        # What was asked for, and rows of the step without it.
+        self._pending: tuple[Drafter, Record, list[Draft], int] | None = None
         self.awake, self.eager = True, False
         self._rest = self._rested = 0  # steps to rest, and how many of these there were
-        self._in_vain = 0  # looks without a draft, since the last one
+        self._in_vain = min(shared.in_vain, BEGINS)  # looks without a draft, since the last one
         self._known = 0  # tokens that the drafters know
 
     def propose(self, session: Session, token: int, rows: int, begun: bool = False) -> list[int]:
@@ -166,11 +142,12 @@ class Speculator:
         for drafter, record in self._drafters:
             drafter.push(tokens)
             record.idle += 1 + self._rested
-            if not record.keeps_up and record.idle > record.patience - WARM:
+            if record.warms_up:
                 self._keep_up(session, drafter, record, True)
         self._shared.rested(self._rested)
         found = self._found(session, token, rows, begun)
         self._in_vain = 0 if found or (begun and self.eager) else self._in_vain + 1
+        self._shared.in_vain = self._in_vain
         self._rested = 0
         self._rest = next((steps for vain, steps in RESTS if self._in_vain > vain), 0)
         return found
@@ -178,7 +155,9 @@ class Speculator:
     def _found(self, session: Session, token: int, rows: int, begun: bool) -> list[int]:
         shared = self._shared
         if shared.in_a_row >= ANCHORED:
-            shared.in_a_row = 0
+            shared.in_a_row, shared.anchors = 0, ANCHORS
+        if shared.anchors:
+            shared.anchors -= 1
             return []
         best: tuple[float, Drafter, Record, list[Draft], int] | None = None
         deeper = shared.in_a_row % DEEPER == DEEPER - 1
@@ -188,16 +167,15 @@ class Speculator:
                 drafts = drafter.propose(session, token, record.most, 0.0)
                 if not drafts:
                     continue
-            is_due = not record.trying and record.idle > record.patience
-            if begun and (is_due or record.trying):
+            if begun and (record.due or record.trying):
                 self.eager = True
                 return []
-            if is_due:
+            if record.due:
                 record.begin_trial()
                 shared.is_first = True
             if record.trying:
                 drafts = self._tried(drafter, drafts, record, session, token, rows)
-                return self._taken(drafter, record, drafts)
+                return self._taken(drafter, record, drafts, rows)
             if record.open or drafter.free:
                 room = session.engine.stepper.draft_room(rows, session.position + 1)
                 chances = self._chances(record, drafts, min(record.most, room))
@@ -214,18 +192,15 @@ class Speculator:
         gain, drafter, record, drafts, depth = best
         if not drafter.free:
             drafts = self._ask(drafter, record, session, token, rows, depth, gain, deeper)
-        return self._taken(drafter, record, drafts[:depth])
+        return self._taken(drafter, record, drafts[:depth], rows)
 
-    def _taken(self, drafter: Drafter, record: Record, drafts: list[Draft]) -> list[int]:
+    def _taken(self, drafter: Drafter, record: Record, drafts: list[Draft], rows: int) -> list[int]:
         record.idle, self.eager = 0, bool(drafts) or not drafter.free
-        self._pending = (drafter, record, drafts) if drafts else None
+        self._pending = (drafter, record, drafts, rows) if self.eager else None
         return [draft.token for draft in drafts]
 
     def _turn(self, session: Session, drafter: Drafter, record: Record, is_open: bool) -> None:
-        record.open = is_open
-        if is_open:
-            record.patience = SHORTEST
-        self._keep_up(session, drafter, record, is_open or record.patience <= WARM)
+        self._keep_up(session, drafter, record, record.turn(is_open))
 
     def _keep_up(self, session: Session, drafter: Drafter, record: Record, wanted: bool) -> None:
         record.keeps_up = wanted
@@ -278,6 +253,7 @@ class Speculator:
         drafts = drafter.propose(session, token, most, least)
         seconds = time.perf_counter() - begin + session.engine.stepper.draft_seconds
         record.took(len(drafts), seconds)
+        record.spent = seconds
         self._shared.drafting += seconds
         return drafts
 
@@ -290,7 +266,7 @@ class Speculator:
         were, and how many of them were right."""
         if self._pending is None:
             return 0, 0
-        (drafter, record, drafts), self._pending, accepted = self._pending, None, 0
+        (drafter, record, drafts, rows), self._pending, accepted = self._pending, None, 0
         for place, draft in enumerate(drafts):
             record.drafted[place] += 1
             if place < len(tokens):  # those after a wrong one were never looked at
@@ -298,13 +274,26 @@ class Speculator:
                 self._shared.chances.told(record.name, place, draft.sure, right)
                 record.accepted[place] += right
                 accepted += right
-        if record.trying:
+        if record.trying and drafts:
             record.trying = max(0, record.trying - (1 if accepted else TRIED // 2))
+            record.right += bool(accepted)
             if not record.trying:
-                chances = self._chances(record, [], record.most)
-                depth, _ = best_depth(chances, 1, self._shared.costs, record.costs)
-                self._turn(session, drafter, record, bool(depth))
+                self._end_trial(session, drafter, record)
+        elif record.open and not drafter.free:
+            costs = self._shared.costs
+            plain = costs.at(rows)
+            saved = accepted * plain / rows - (costs.at(rows + len(drafts)) - plain) - record.spent
+            if not record.saved(saved):
+                self._turn(session, drafter, record, False)
         return len(drafts), accepted
+
+    def _end_trial(self, session: Session, drafter: Drafter, record: Record) -> None:
+        shared = self._shared
+        if record.right == TRIED:  # what was known says something else, and is of another text
+            shared.chances.begin_anew(record.name, TRIED)
+        depth, gain = best_depth(self._chances(record, [], record.most), 1, shared.costs, record.costs)
+        record.worth = (gain - 1) * shared.costs.at(1)
+        self._turn(session, drafter, record, bool(depth))
 
 
 def verify(

@@ -144,12 +144,14 @@ void run(const Round& round, i64 threads) {
         PieceRows piece;
         piece.add(gate);
         piece.add(up);
+        const i64 time_of_row = row_time(gate, job->rows) + row_time(up, job->rows);
+        const i64 fair = std::max(job->inner->width * share / (4 * threads), SHORTEST_PIECE / std::max<i64>(1, time_of_row));
         job->step = piece.or_else(
-            std::clamp<i64>(job->inner->width * share / (4 * threads) / panel, 1, job->rows > FEW ? 8 : WIDEST) * panel);
+            std::clamp<i64>(fair / panel, 1, job->rows > few_inputs(gate.type) ? 8 : WIDEST) * panel);
         job->pieces = job->rows ? (job->inner->width + job->step - 1) / job->step : 0;
         job->left.store(job->pieces, std::memory_order_relaxed);
         pieces += job->pieces;
-        time += job->inner->width * (row_time(gate, job->rows) + row_time(up, job->rows));
+        time += job->inner->width * time_of_row;
     }
     threads = threads_for(time, threads);
     // The last expert first: the shared one has the most inputs to make ready at the end.

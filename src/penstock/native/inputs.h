@@ -16,6 +16,8 @@ constexpr i64 threads_for(i64 nanoseconds, i64 threads) {
     return threads < most ? threads : most;
 }
 
+constexpr i64 SHORTEST_PIECE = 2000;  // nanoseconds of work: threads that take pieces at the same time wait for each other
+
 constexpr i64 blocks_of(i64 columns) { return (columns + BLOCK - 1) / BLOCK; }
 
 // Inputs as they are, and rounded through FP8.

@@ -60,6 +60,7 @@ struct Kernels {
     i64 scratch_bytes;
     i64 panel;    // weight rows that many inputs are best multiplied with at a time
     bool planes;  // up to FEW rows of inputs are wanted in PLANES by the formats that can
+    i64 few;      // rows of inputs that are few for a format without PLANES, FEW at least
 };
 
 const Kernels& scalar_kernels();
@@ -74,7 +75,7 @@ const Kernels* kernels_named(const char* name);
 // The ones in use.  See ps_instruction_set.
 const Kernels& kernels();
 
-constexpr i64 FEW = 4;  // rows of inputs with which weights are used as they are read
+constexpr i64 FEW = 4;  // rows of inputs with which weights of every format are used as they are read
 
 // How a format's inputs must look.
 struct Wants {
@@ -93,6 +94,9 @@ PS_INLINE constexpr Wants wants(i64 type) {
         default: return {false, NATURAL, false};
     }
 }
+
+// Rows of inputs with which weights of a type are used as they are read.
+PS_INLINE i64 few_inputs(i64 type) { return wants(type).planes ? FEW : kernels().few; }
 
 PS_INLINE constexpr i64 row_bytes(i64 type, i64 columns) {
     switch (type) {

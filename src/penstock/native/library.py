@@ -49,6 +49,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     # sampling
     "ps_logits_top": (c_int64, _p, _n, _p),
     "ps_logits_weights": (c_double, _p, _n, _f, _f, _p, _n),
+    "ps_logits_rows": (None, _p, _n, _n, _p, _p, _p, _n),
     "ps_logits_filter": (c_double, _p, _n, c_double, _n, c_double, _f),
     "ps_logits_draw": (c_int64, _p, _n, c_double),
     # threads

@@ -26,6 +26,14 @@ PS_EXPORT double ps_logits_weights(const float* x, i64 n, float top, float facto
     return all;
 }
 
+// Both for every one of some rows: its highest logit, where that is (−1 if any is NaN), and Σ e^(x − top).
+PS_EXPORT void ps_logits_rows(const float* const* x, i64 rows, i64 n, i64* ids, float* tops, double* sums, i64 threads) {
+    parallel_for(rows, threads, [&](i64 r) {
+        ids[r] = ps_logits_top(x[r], n, tops + r);
+        sums[r] = ids[r] < 0 ? 0 : ps_logits_weights(x[r], n, tops[r], 1.0f, nullptr, threads);
+    });
+}
+
 namespace {
 
 using u32 = std::uint32_t;

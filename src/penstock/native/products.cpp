@@ -27,11 +27,11 @@ struct Product {
         const i64 rows = last - first, bytes = row_bytes(weight->type, weight->columns);
         const i64 time = std::max<i64>(1, time_of(bytes, row_work(*weight, inputs.rows)));
         const i64 fair = std::max<i64>(1, (rows + 4 * threads - 1) / (4 * threads));
-        step = std::clamp<i64>(PIECE_TIME / time, 4, std::max<i64>(4, fair));
+        step = std::clamp<i64>(PIECE_TIME / time, 4, std::max<i64>({4, fair, SHORTEST_PIECE / time}));
         input_step = inputs.rows;
         if (weight->type == W_DECODED) {  // every row is decoded once, and many together
             step = slab_rows(weight->columns);
-        } else if (inputs.rows > FEW) {  // whole panels; if these are few, the inputs are divided too
+        } else if (inputs.rows > few_inputs(weight->type)) {  // whole panels; if these are few, the inputs are divided too
             step = kernels().panel;
             const i64 panels = (rows + step - 1) / step, parts = (4 * threads + panels - 1) / panels;
             if (threads > 1) input_step = std::max<i64>(32, (inputs.rows + parts - 1) / parts);

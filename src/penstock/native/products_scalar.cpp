@@ -236,6 +236,6 @@ void add_scaled(float weight, const float* x, i64 n, float* out) {
 }  // namespace
 
 const Kernels& scalar_kernels() {
-    static const Kernels kernels = {"scalar", baseline_steps, quantise, multiply, add_scaled, 0, 16, false};
+    static const Kernels kernels = {"scalar", baseline_steps, quantise, multiply, add_scaled, 0, 16, false, FEW};
     return kernels;
 }

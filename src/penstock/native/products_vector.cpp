@@ -15,14 +15,18 @@
 
 namespace {
 
-// Up to FEW inputs with `few`, more with `many`, MOST at a time.
-template <i64 MOST, class Few, class Many>
+// few<inputs>(), if there are no more than MOST.
+template <int MOST, int X = 1, class Few>
+PS_INLINE bool run_few(i64 inputs, Few few) {
+    if constexpr (X > MOST) return false;
+    else if (inputs == X) return few.template operator()<X>(), true;
+    else return run_few<MOST, X + 1>(inputs, few);
+}
+
+// Up to FEW_INPUTS of them with `few`, more with `many`, MOST at a time.
+template <int FEW_INPUTS, i64 MOST, class Few, class Many>
 PS_INLINE void divide(i64 first, i64 last, i64 inputs, bool can_be_few, Few few, Many many) {
-    if (can_be_few && inputs == 1) return few.template operator()<1>();
-    if (can_be_few && inputs == 2) return few.template operator()<2>();
-    if (can_be_few && inputs == 3) return few.template operator()<3>();
-    if (can_be_few && inputs == 4) return few.template operator()<4>();
-    static_assert(FEW == 4);
+    if (can_be_few && run_few<FEW_INPUTS>(inputs, few)) return;
     for (i64 from = 0; from < inputs; from += MOST)
         for (i64 j = first; j < last; j += PANEL)
             many(j, least(PANEL, last - j), from, least(MOST, inputs - from));
@@ -32,7 +36,7 @@ PS_INLINE void divide(i64 first, i64 last, i64 inputs, bool can_be_few, Few few,
 template <class Format, class Few = Format, Order FEW_ORDER = Format::ORDER>
 void multiply_integers(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride,
                        void* scratch) {
-    divide<INPUTS>(
+    divide<Format::WHOLE ? FEW : FEW_GROUPED, INPUTS>(
         first, last, in.rows, in.values[FEW_ORDER] != nullptr,
         [&]<int X>() { few<Few, X, FEW_ORDER>(w, first, last, in, out, stride); },
         [&](i64 j, i64 rows, i64 from, i64 inputs) {
@@ -43,7 +47,7 @@ void multiply_integers(const ps_weight& w, i64 first, i64 last, const Inputs& in
 template <class Format>
 void multiply_floats(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 stride,
                      void* scratch) {
-    divide<FLOAT_INPUTS>(
+    divide<FEW_GROUPED, FLOAT_INPUTS>(
         first, last, in.rows, true, [&]<int X>() { few_floats<Format, X>(w, first, last, in, out, stride); },
         [&](i64 j, i64 rows, i64 from, i64 inputs) {
             many_floats<Format>(w, j, rows, in, from, inputs, out + j - first, stride, scratch);
@@ -96,6 +100,7 @@ const Kernels& neon_dot_kernels() {
 #else
 const Kernels& neon_kernels() {
 #endif
-    static constexpr Kernels kernels = {ISA_NAME, ISA_STEPS, quantise, multiply, add_scaled, SCRATCH, PANEL, HAS_PLANES};
+    static constexpr Kernels kernels = {ISA_NAME, ISA_STEPS, quantise, multiply, add_scaled, SCRATCH, PANEL, HAS_PLANES,
+                                        FEW_GROUPED};
     return kernels;
 }

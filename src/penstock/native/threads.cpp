@@ -30,7 +30,7 @@ namespace {
 
 constexpr i64 MAX_HELPERS = 255;
 constexpr u32 NO_PIECE = ~0u;
-std::atomic<i64> helper_patience{60};  // microseconds that a helper watches before it sleeps
+std::atomic<i64> helper_patience{400};  // microseconds that a helper watches before it sleeps: more than Python takes between calls
 constexpr auto CALLER_PATIENCE = std::chrono::microseconds(40);  // the same for a caller whose helpers are late
 
 inline void pause() {

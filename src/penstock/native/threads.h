@@ -6,7 +6,7 @@
 // all are done.  Whoever is free takes the next piece, so a thread that loses its core to another process delays
 // nothing but the piece in its hands: cut work into several pieces per thread.
 //
-// Helpers live as long as the process.  They watch for work for a few dozen microseconds, then sleep; a call costs one
+// Helpers live as long as the process.  They watch for work for a few tenths of a millisecond, then sleep; a call costs one
 // or two microseconds while they watch, and some tens when they have to be woken.  A call from inside a body runs
 // serially, as does one made while another thread's call has the helpers.  After a fork the child starts without
 // helpers and makes its own.  Bodies must not throw.

@@ -2,10 +2,12 @@
 
 import mmap
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+WIDTHS: Final = 16  # of steps whose arrays are remembered
 
 
 class Buffer:
@@ -24,23 +26,29 @@ class Workspace:
     """Working memory of ops, by name.  What an op returns lies here and is good until the op runs again.
 
     A name has room for the most rows that were ever asked for.  The plan counts the rows of a chunk, so nothing is
-    given back in between.
+    given back in between.  Decoding has steps of few rows, one width after another where there are drafts: what a
+    width was given is at hand when it comes back.
     """
 
     def __init__(self) -> None:
         self._whole: dict[str, NDArray[Any]] = {}
-        self._latest: dict[str, tuple[int, Buffer]] = {}
+        self._given: dict[str, dict[int, Buffer]] = {}  # by rows, as many widths as there may be few
 
     def take(self, name: str, rows: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Buffer:
         """An array [rows, *shape], not filled.  A name always has the same shape and type."""
-        latest = self._latest.get(name)
-        if latest is not None and latest[0] == rows:
-            return latest[1]
+        given = self._given.get(name)
+        if given is None:
+            given = self._given[name] = {}
+        buffer = given.get(rows)
+        if buffer is not None:
+            return buffer
         whole = self._whole.get(name)
         if whole is None or len(whole) < rows:
             whole = self._whole[name] = np.empty((rows, *shape), dtype)
-        buffer = Buffer(whole[:rows])
-        self._latest[name] = (rows, buffer)
+            given.clear()
+        elif len(given) == WIDTHS:
+            del given[next(iter(given))]
+        buffer = given[rows] = Buffer(whole[:rows])
         return buffer
 
 

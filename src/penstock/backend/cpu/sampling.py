@@ -1,6 +1,7 @@
 """What sampling asks of a row of logits.  The vocabulary is large, so each of these looks at it once."""
 
-from ctypes import byref, c_float
+from collections.abc import Sequence
+from ctypes import byref, c_double, c_float, c_int64, c_void_p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,16 @@ def _at(logits: Logits) -> int:
 class CpuSampling(Sampling):
     def __init__(self, threads: int):
         self._threads = threads
+
+    def tops(self, rows: Sequence[Logits]) -> list[tuple[int, float, float]]:
+        count = len(rows)
+        ids, highest, sums = (c_int64 * count)(), (c_float * count)(), (c_double * count)()
+        addresses = (c_void_p * count)(*map(_at, rows))
+        native().ps_logits_rows(addresses, count, rows[0].size, ids, highest, sums, self._threads)
+        return [
+            (token, top, top + float(np.log(total)) if token >= 0 else 0.0)
+            for token, top, total in zip(ids, highest, sums, strict=True)
+        ]
 
     def top(self, logits: Logits) -> tuple[int, float]:
         found = c_float()

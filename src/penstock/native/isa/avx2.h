@@ -12,6 +12,7 @@ constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;  // sums of a tile and what the
 constexpr int FLOAT_TILE_INPUTS = 3, FLOAT_TILE_WEIGHTS = 4;
 
 constexpr bool HAS_PLANES = false;
+constexpr int FEW_GROUPED = FEW;
 constexpr int CHAINS = 1;                         // sums that take turns, where one would have to wait for itself
 
 using W32 = Pair;

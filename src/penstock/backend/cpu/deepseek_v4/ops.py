@@ -359,9 +359,12 @@ class CpuOps(v4.Ops):
         return out
 
     def kept_streams(self, series: int, slot: int, first: int, count: int = 1) -> Buffer:
-        rows = self._pool.read(slot, series, first, first + count)
-        out = self._workspace.take("kept streams", count, rows.shape[1:])
-        out.array[...] = rows
+        ring = self._pool.slots[slot].series[series]
+        at = first % len(ring)
+        if at + count <= len(ring) and ring.dtype == np.float32:
+            return Buffer(ring[at : at + count])
+        out = self._workspace.take("kept streams", count, ring.shape[1:])
+        out.array[...] = self._pool.read(slot, series, first, first + count)
         return out
 
     def guesser(self, parts: v4.DraftParts) -> CpuGuesser | None:
