@@ -1,6 +1,7 @@
 """What is expected of a run follows from what its parts take."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from penstock.engine.planning import make_engine_plan
 from penstock.engine.sampler import Sampler
 from penstock.engine.steps import Generation
 from penstock.machine import pages
+from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.notes import notes_path, recall, remember
 from penstock.machine.pages import Filling
@@ -129,6 +131,59 @@ def test_right_guesses_save_waiting(flash: Checkpoint) -> None:
     assert waits[1] < 0.85 * waits[0]
 
 
+def test_what_the_disk_has_not_read_for_a_while_is_slow_once(flash: Checkpoint) -> None:
+    """A prompt reads all experts; the answer after it finds them remembered, as far as that goes."""
+    plan, costs_, disk = planned(flash, 16 * GIB), costs(flash), ReadSpeed(2e9, 1e-4)
+    usual = expect(flash, plan, costs_, disk)
+    cold = expect(flash, plan, costs_, disk._replace(cold=1e-8))
+    longer = plan.experts_total * 1e-8
+    assert 0.8 * longer < cold.prefill.seconds - usual.prefill.seconds <= longer  # some while it computes
+    assert cold.first.seconds == pytest.approx(usual.first.seconds, rel=0.01)
+    assert cold.steady.seconds == pytest.approx(usual.steady.seconds)
+    half = expect(flash, plan, costs_, disk._replace(cold=1e-8), remembered=plan.experts_total / 2).steady
+    longer = half.disk_bytes / 2 * 1e-8
+    assert half.seconds == pytest.approx(cold.steady.seconds + longer, rel=0.1)
+
+
+def test_an_answer_after_a_short_prompt_fills_the_cache_itself(
+    flash: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expectation, "OTHER_PROMPTS", (16,))
+    found = expect(flash, planned(flash, 64 * GIB), costs(flash), ReadSpeed(1e9, 1e-4))
+    assert found.answers[512] == found.first
+    assert found.answers[16].hit_rate < 0.7 * found.first.hit_rate
+    assert found.answers[16].per_second < 0.8 * found.first.per_second
+
+
+def test_finding_experts_in_the_cache_takes_time(flash: Checkpoint) -> None:
+    """Every layer of every token, whether anything is missing or not."""
+    plan, disk = planned(flash, 32 * GIB), ReadSpeed(1e12, 0.0)
+    quick, slow = (
+        expect(flash, plan, costs(flash), disk, handling=FREE._replace(hits=s)).steady for s in (0.0, MS)
+    )
+    assert slow.seconds - quick.seconds == pytest.approx(slow.tokens * flash.config.layer_count * MS)
+
+
+def test_an_engine_begins_once(flash: Checkpoint) -> None:
+    plan, disk, known = planned(flash, 16 * GIB), ReadSpeed(1e9, 0.0), costs(flash)
+    usual, late = (expect(flash, plan, known._replace(start=s), disk) for s in (0.0, 9.0))
+    assert late.prefill.seconds == pytest.approx(usual.prefill.seconds + 9.0)
+    assert late.first.seconds == pytest.approx(usual.first.seconds)
+
+
+def test_a_use_that_answers_do_not_repeat_is_not_expected_of_them(flash: Checkpoint) -> None:
+    once = 1e5 / np.arange(1, flash.config.experts + 1)
+    counts = np.tile(once, (flash.config.layer_count, 1)).astype(np.float32)
+    plan, disk = planned(flash, 16 * GIB), ReadSpeed(2e9, 1e-4)
+    uniform = expect(flash, plan, costs(flash), disk).steady.hit_rate
+    never, always = (
+        expect(flash, plan, costs(flash), disk, usage=Usage(counts, 0.0, 0.0, 1e4, 9e3, found))
+        for found in (5e3, 9e3)
+    )
+    assert never.steady.hit_rate == pytest.approx(uniform, abs=0.02)
+    assert always.steady.hit_rate > 3 * uniform
+
+
 def test_a_file_that_is_not_in_memory_comes_with_the_first_prompt(flash: Checkpoint) -> None:
     plan = planned(flash, 200 * GIB)
     warm, cold = (
@@ -201,11 +256,48 @@ def test_reading_to_new_memory_is_compared_with_reading_there_again(
     assert read_speed.slower_at_first(source, memory) == 0.25
 
 
+def test_reading_for_the_first_time_is_compared_with_reading_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that remembers: it gives 1 byte in a second, and 4 of what it has read."""
+    synth(tmp_path / "m.gguf", width="tiny", mix="mxfp4")
+    source = ExpertSource(open_checkpoint(tmp_path / "m.gguf"))
+    remembered: set[int] = set()
+
+    def stream(_: object, buffers: list[object], requests: Iterator[read_speed.Request], __: float) -> float:
+        taken = [id(request.bundle) for request, _ in zip(requests, buffers, strict=False)]
+        known = remembered.issuperset(taken)
+        remembered.update(taken)
+        return 4.0 if known else 1.0
+
+    monkeypatch.setattr(read_speed, "stream", stream)
+    monkeypatch.setattr(read_speed, "ROUNDS", 3)
+    monkeypatch.setattr(read_speed, "IN_FLIGHT", 1)
+    monkeypatch.setattr(read_speed, "PAUSE", 0.0)
+    bundles = [source.bundle(key) for key in range(len(source.blocks) * source.experts)]
+    monkeypatch.setattr(ExpertSource, "bundle", lambda _, key: bundles[key])
+    by_byte, _, cold = read_speed.measure_reads(source, open_backend("cpu", 1))
+    assert (by_byte, cold) == (0.25, 0.75)
+
+
+def test_a_mapped_file_comes_to_new_memory(flash: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected, "measure_filling", lambda _: Filling(3e-9, 1e-9, 4e-9))
+    new = expected._new_memory(planned(flash, None), ExpertSource(flash), 10**9)
+    assert new.longer == pytest.approx(2.0 * expected.LASTS / (read_cpu().usable + 1))
+    assert expected._new_memory(planned(flash, None), ExpertSource(flash)).longer == 0.0
+
+
 def test_rows_of_a_prompt_share_experts() -> None:
     routing = DrawnRouting(np.ones((1, 256)), 6)
     assert len(routing.draw(0, 1)) == 6
     expected = 256 * (1 - (1 - 6 / 256) ** 64)
     assert np.mean([len(routing.draw(0, 64)) for _ in range(50)]) == pytest.approx(expected, rel=0.05)
+
+
+def test_answers_may_ask_for_others_than_prompts() -> None:
+    first, last = np.repeat([[1.0, 0.0]], 8, axis=1) + 1e-9, np.repeat([[0.0, 1.0]], 8, axis=1) + 1e-9
+    routing = DrawnRouting(first, 6, answers=last)
+    assert max(routing.draw(0, 64)) < 8 <= min(routing.draw(0, 1))
 
 
 def test_costs_are_measured_on_layers_like_the_models_own(

@@ -38,6 +38,22 @@ def test_old_uses_fade() -> None:
     assert after.counts[0].tolist() == pytest.approx([0.75 * REMEMBERED, 0.25 * REMEMBERED])
 
 
+@pytest.mark.parametrize(
+    ("answers", "repeated"),
+    [([[900, 300, 0, 0]], 1.0), ([[300, 300, 300, 300]], 0.0), ([[500, 400, 150, 150]], 0.5)],
+)
+def test_what_was_seen_is_tried_on_answers(answers: list[list[int]], repeated: float) -> None:
+    """All uses before were of the first half of the experts."""
+    before = np.array([[6e5, 4e5, 0, 0]], np.float32)
+    learn_usage("m", Usage(before).tried(before, np.array(answers)))
+    found = recall_usage("m", 1, 4)
+    assert found is not None
+    assert found.repeated == pytest.approx(repeated, abs=1e-4)
+    half = float(found.answer_weights()[0, :2].sum())
+    assert half == pytest.approx(0.5 + 0.5 * repeated, abs=1e-4)
+    assert seen([1, 0]).repeated == usage.UNTRIED
+
+
 def test_only_the_user_can_read_it_and_there_are_not_many() -> None:
     for number in range(usage.MOST_FILES + 3):
         learn_usage(f"m{number}", seen([1, 2]))
@@ -138,3 +154,13 @@ def test_an_engine_that_is_forgotten_has_learned_too(model: Path) -> None:
     fingerprint, shape = engine.checkpoint.fingerprint(), (engine.config.layer_count, engine.config.experts)
     engine.park()
     assert recall_usage(fingerprint, *shape) is not None
+
+
+def test_prompts_are_told_from_answers(model: Path) -> None:
+    with streaming(model) as engine:
+        answers(engine)
+    found = recall_usage(engine.checkpoint.fingerprint(), engine.config.layer_count, engine.config.experts)
+    assert found is not None
+    assert found.answers == 20 * engine.config.layer_count * engine.config.experts_used
+    assert found.answers / 2 < found.foretold <= found.answers
+    assert found.found > found.answers / 2  # of a model that uses some more than others

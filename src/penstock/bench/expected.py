@@ -16,7 +16,8 @@ import numpy as np
 from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
 from penstock.bench.costs import Costs, fingerprint, kernel_costs
-from penstock.bench.expectation import Expectation, Phase, expect
+from penstock.bench.expectation import Expectation, expect
+from penstock.bench.expected_run import Phase
 from penstock.bench.missing_weights import Handling, handling
 from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
@@ -180,9 +181,14 @@ def _new_memory(plan: Plan, source: ExpertSource, brought: int = 0) -> NewMemory
         last = np.frombuffer(memory, np.uint8)[max(0, now.nbytes - YOUNG) : now.nbytes]
         found = slower_at_first(source, last)
         young, _ = _usual("young", found, found)
-    # What came of the file just now found the quickest memory that there was.
-    longer = brought * (now.usual - now.quickest) / read_cpu().usable
+    # What came of the file just now found the quickest memory that there was, and some of the slow will be quick.
+    longer = LASTS * brought * (now.usual - now.quickest) / _bringing()
     return NewMemory(Filling(usual, now.quickest, slowest, now.nbytes), young, brought, longer)
+
+
+def _bringing() -> int:
+    """Those who make memory real for a mapped file, side by side: all cores, and the disk."""
+    return read_cpu().usable + 1
 
 
 def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
@@ -203,7 +209,7 @@ def _between(prefill: Phase, plan: Plan, new: NewMemory) -> tuple[float, float]:
     slow, quick = (
         prefill.seconds
         + (seconds - filling.usual) * by_byte
-        + (seconds - filling.quickest) * new.brought / cores
+        + (seconds - filling.quickest) * new.brought / _bringing()
         - new.longer
         for seconds in (filling.slowest, filling.quickest)
     )
