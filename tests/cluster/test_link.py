@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.cluster.link import FRAME, PREFIX, READY, Incoming, Outgoing
+from penstock.cluster.link import FRAME, PREFIX, READY, Outgoing, incoming
 from penstock.cluster.message import Message
 from penstock.errors import ClusterError
 
@@ -73,7 +73,7 @@ def outgoing(wire: Wire, lost: list[str]) -> Outgoing:
 @pytest.mark.parametrize("size", [0, 100, FRAME - PREFIX - 256, FRAME, 3 * FRAME + 5])
 def test_messages_come_whole_and_in_order(size: int) -> None:
     wire, lost = Wire(), list[str]()
-    link, come = outgoing(wire, lost), iter(Incoming(wire, 0, TAG, 5.0))
+    link, come = outgoing(wire, lost), incoming(wire, 0, TAG, 5.0)
 
     def send() -> None:
         for number in range(9):
@@ -91,7 +91,7 @@ def test_messages_come_whole_and_in_order(size: int) -> None:
 def test_a_receiver_is_ready_before_messages_are_sent() -> None:
     """Else every one of them would wait for a round trip."""
     wire, lost = Wire(), list[str]()
-    come = iter(Incoming(wire, 0, TAG, 5.0))
+    come = incoming(wire, 0, TAG, 5.0)
     link = outgoing(wire, lost)
     link.send(message(0, 10))
     next(come)
@@ -106,7 +106,7 @@ def test_a_receiver_is_ready_before_messages_are_sent() -> None:
 
 def test_of_a_long_message_only_the_rest_is_asked_for() -> None:
     wire, lost = Wire(), list[str]()
-    come = iter(Incoming(wire, 0, TAG, 5.0))
+    come = incoming(wire, 0, TAG, 5.0)
     link = outgoing(wire, lost)
     link.send(message(0, 10))
     next(come)
@@ -120,7 +120,7 @@ def test_a_message_with_an_impossible_length_is_not_waited_for() -> None:
     wire = Wire()
     wire.send([torch.from_numpy(np.array([1 << 40], np.int64).view(np.uint8))], 1, TAG)
     with pytest.raises(ClusterError, match="a message of"):
-        next(iter(Incoming(wire, 0, TAG, 5.0)))
+        next(incoming(wire, 0, TAG, 5.0))
 
 
 def test_who_leaves_says_so() -> None:
@@ -129,7 +129,7 @@ def test_who_leaves_says_so() -> None:
     link.close()
     threading.Thread(target=link.watch).start()
     with pytest.raises(ClusterError, match="it has left"):
-        next(iter(Incoming(wire, 0, TAG, 5.0)))
+        next(incoming(wire, 0, TAG, 5.0))
     assert not lost
 
 
@@ -139,14 +139,3 @@ def test_a_message_that_nobody_takes_is_noticed() -> None:
     link.send(message(0, 10))
     link.watch()
     assert lost == ["nobody came"]
-
-
-def test_nothing_follows_a_farewell() -> None:
-    """Nobody would take it."""
-    wire, lost = Wire(), list[str]()
-    link = outgoing(wire, lost)
-    link.close()
-    link.send(message(0, 10))
-    threading.Thread(target=link.watch).start()
-    with pytest.raises(ClusterError, match="it has left"):
-        next(iter(Incoming(wire, 0, TAG, 5.0)))

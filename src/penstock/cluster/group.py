@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
-from penstock.cluster.link import Incoming, Outgoing, first_line
+from penstock.cluster.link import Outgoing, first_line, incoming
 from penstock.cluster.message import Message
 from penstock.errors import ClusterError
 
@@ -78,7 +78,6 @@ class Group:
         self._breaking = threading.Lock()
         self.broken: str | None = None
         self._links: list[Outgoing] = []
-        self._incoming: list[Incoming] = []
         self._threads: list[threading.Thread] = []
         # Threads that wait in gloo's code when the interpreter ends would take the process down with them.
         leave = weakref.WeakMethod(self.leave)
@@ -117,9 +116,7 @@ class Group:
 
     def _receive(self, source: int, tag: int, handle: Callable[[Message], None]) -> None:
         try:
-            link = Incoming(self.gloo, source, tag, self.timeout)
-            self._incoming.append(link)
-            for message in link:
+            for message in incoming(self.gloo, source, tag, self.timeout):
                 handle(message)
         except (RuntimeError, ClusterError) as error:
             self.break_up(f"nothing comes from stage {source + 1}: {first_line(error)}")

@@ -41,7 +41,6 @@ class Outgoing:
     def __init__(self, gloo: Any, to: int, tag: int, timeout: float, lost: Callable[[str], None]):
         self._gloo, self._to, self._tag, self._timeout, self._lost = gloo, to, tag, timeout, lost
         self._order = threading.Lock()
-        self._closed = False
         self._under_way: queue.SimpleQueue[tuple[Any, int] | None] = queue.SimpleQueue()
         self.sent_bytes = 0
 
@@ -50,8 +49,6 @@ class Outgoing:
         first = _framed(len(data), data[: FRAME - PREFIX])
         try:
             with self._order:
-                if self._closed:  # nobody listens behind the farewell
-                    return
                 self._put(first, self._tag)
                 if len(data) > FRAME - PREFIX:
                     self._put(data[FRAME - PREFIX :], self._tag + REST)
@@ -62,8 +59,6 @@ class Outgoing:
         self._under_way.put((self._gloo.send([torch.from_numpy(data)], self._to, tag), len(data)))
 
     def close(self) -> None:
-        with self._order:
-            self._closed = True
         self._under_way.put(None)
 
     def watch(self) -> None:
@@ -88,39 +83,30 @@ class Outgoing:
             self._lost(first_line(error))
 
 
-class Incoming:
-    """Messages of member `source`.  It has to live as long as its group: bytes that come for memory that is gone are
-    left where they are, and gloo looks at them again and again."""
+def incoming(gloo: Any, source: int, tag: int, timeout: float) -> Iterator[Message]:
+    """Messages of member `source`, as they come.  Raises RuntimeError or ClusterError when no more will."""
+    patience = timedelta(seconds=timeout)
 
-    def __init__(self, gloo: Any, source: int, tag: int, timeout: float):
-        self._gloo, self._source, self._tag, self._patience = gloo, source, tag, timedelta(seconds=timeout)
-        self._ready = deque(self._listen(np.empty(FRAME, np.uint8), tag) for _ in range(READY))
+    def listen(data: Bytes, tag: int) -> tuple[Bytes, Any]:
+        return data, gloo.recv([torch.from_numpy(data)], source, tag)
 
-    def _listen(self, data: Bytes, tag: int) -> tuple[Bytes, Any]:
-        return data, self._gloo.recv([torch.from_numpy(data)], self._source, tag)
-
-    def __iter__(self) -> Iterator[Message]:
-        """As they come.  Raises RuntimeError or ClusterError when no more will."""
-        while True:
-            frame, work = self._ready[0]
-            work.wait(self._patience)
-            count = int(frame[:PREFIX].view(np.int64)[0])
-            if count == END:
-                raise ClusterError("it has left")
-            if not 0 <= count <= LARGEST:
-                raise ClusterError(f"a message of {count:,} bytes")
-            data: Bytes = np.empty(count, np.uint8)
-            here = min(count, FRAME - PREFIX)
-            data[:here] = frame[PREFIX : PREFIX + here]
-            self._ready.popleft()
-            self._ready.append(
-                self._listen(frame, self._tag)
-            )  # at once: the next message may be about to come
-            if count > here:
-                self._rest = self._listen(data[here:], self._tag + REST)
-                self._rest[1].wait(self._patience)
-            if count:
-                yield Message.decode(data)
+    ready = deque(listen(np.empty(FRAME, np.uint8), tag) for _ in range(READY))
+    while True:
+        frame, work = ready.popleft()
+        work.wait(patience)
+        count = int(frame[:PREFIX].view(np.int64)[0])
+        if count == END:
+            raise ClusterError("it has left")
+        if not 0 <= count <= LARGEST:
+            raise ClusterError(f"a message of {count:,} bytes")
+        data: Bytes = np.empty(count, np.uint8)
+        here = min(count, FRAME - PREFIX)
+        data[:here] = frame[PREFIX : PREFIX + here]
+        ready.append(listen(frame, tag))  # at once: the next message may be about to come
+        if count > here:
+            listen(data[here:], tag + REST)[1].wait(patience)
+        if count:
+            yield Message.decode(data)
 
 
 def _framed(count: int, data: Bytes | None = None) -> Bytes:
