@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import penstock.errors
-from penstock.cluster.boundary import as_boundary
 from penstock.cluster.choosing import Ask
-from penstock.cluster.group import ASIDE, CHAIN, Group
+from penstock.cluster.group import ASIDE, CHAIN, Group, as_boundary
 from penstock.cluster.head import Head
 from penstock.cluster.message import Message
 from penstock.cluster.stage import Order, Stage

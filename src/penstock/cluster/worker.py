@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from penstock.cluster.agreement import Described, Terms, hello
 from penstock.cluster.attendance import Attendance, Refused
-from penstock.cluster.boundary import as_boundary, from_boundary
 from penstock.cluster.control import Control, NoHead, dial
-from penstock.cluster.group import ASIDE, CHAIN
+from penstock.cluster.group import ASIDE, CHAIN, as_boundary, from_boundary
 from penstock.cluster.machines import part_name
 from penstock.cluster.measure import measure_layer, memory_for_layers
 from penstock.cluster.message import Message, take
