@@ -7,11 +7,11 @@ import pytest
 import penstock
 from penstock.chat.driver import ChatDriver
 from penstock.chat.messages import question
-from penstock.engine import speculation
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
 from penstock.pocket import pocket_path
 from tests.cluster.machines import cluster
+from tests.drafting import force_drafts
 from tests.engine.clients import Client, alone, finish
 
 SAMPLINGS = {
@@ -24,7 +24,7 @@ SAMPLINGS = {
 @pytest.fixture(autouse=True)
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many drafts as there are."""
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
 from penstock.engine.speculation import Speculation, Speculator
 from penstock.engine.step_watch import Spent
+from tests.drafting import force_drafts
 from tests.engine.clients import Client, alone, finish, prompt
 from tests.engine.elsewhere import Steps
 
@@ -42,7 +43,7 @@ def engine(every_attention: Path) -> Engine:
 @pytest.fixture
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many drafts as there are."""
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
 
 
 def said(engine: Engine, sampling: Sampling, session: Session | None = None) -> list[Any]:

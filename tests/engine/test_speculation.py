@@ -20,6 +20,7 @@ from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Step
 from penstock.pocket import pocket_path
+from tests.drafting import force_drafts
 from tests.engine.clients import Client, alone, finish
 
 ASKED = ("What is a penstock?", "Tell me a story about a fox.", "What is 17 + 25?")
@@ -63,7 +64,7 @@ def plain() -> Engine:
 @pytest.fixture(params=["ngram", "mtp", "auto"])
 def drafting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Always drafts as far as it can."""
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
     return Engine(pocket_path(), draft=request.param)
 
 
@@ -118,7 +119,7 @@ def test_guesses_of_guesses_leave_no_trace() -> None:
 
 
 def test_an_answer_ends_where_the_context_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
     for draft in ("off", "auto"):
         engine = Engine(pocket_path(), draft=draft, context=120)
         steps = list(engine.generate(prompt(engine, ASKED[0]), None, DRAWN[4]))

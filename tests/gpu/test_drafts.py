@@ -14,6 +14,7 @@ from penstock.engine import speculation
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.pocket import pocket_path
+from tests.drafting import force_drafts
 from tests.engine.clients import Client, alone, finish
 
 TOKENS = 80
@@ -43,7 +44,7 @@ def drafting() -> Iterator[Engine]:
 @pytest.fixture
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many drafts as there are."""
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
 
 
 def test_auto_drafts_without_weights_on_a_card() -> None:

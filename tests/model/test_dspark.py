@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engine import speculation
 from penstock.engine.engine import Engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
@@ -16,6 +15,7 @@ from penstock.weights.names import DFLASH_FIRST, DFLASH_LAST, from_safetensors
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
 from tests.cluster.machines import cluster
+from tests.drafting import force_drafts
 from tests.engine.clients import prompt
 from tests.model.dspark_reference import Reference
 
@@ -129,7 +129,7 @@ def test_unlikely_guesses_are_left_out(engine: Engine) -> None:
 def test_text_and_session_are_the_same(
     model: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
     drafting = Engine(model, context=512, prefill_chunk=64, draft="dspark")
     assert drafting.drafters == ("dspark",)
     sessions = plain.session(), drafting.session()
@@ -154,7 +154,7 @@ def test_text_and_session_are_the_same(
 def test_guesses_come_from_the_last_stage_of_a_cluster(
     model: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
     wanted = list(plain.generate(prompt(5, 30), 30, DRAWN[0]))
     with cluster(model, 2, context=512, draft="dspark", layers="0:1") as staged:
         assert list(staged.generate(prompt(5, 30), 30, DRAWN[0])) == wanted
@@ -165,7 +165,7 @@ def test_experts_of_its_stages_may_come_from_disk(
     model: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it is asked for; of itself nobody drafts there, and the module is left out."""
-    monkeypatch.setattr(speculation, "best_depth", lambda chances, *_: (len(chances), 2.0))
+    force_drafts(monkeypatch)
     tight: dict[str, Any] = {"context": 256, "streaming": "direct", "learn": "off"}
     least = Engine(model, draft="dspark", load=False, **tight).plan.smallest
     with Engine(model, draft="dspark", memory=least + (1 << 20), **tight) as engine:
