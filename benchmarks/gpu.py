@@ -31,6 +31,7 @@ from benchmarks.gpu_server import served
 from penstock import Engine
 from penstock.backend.cuda.profile import record
 from penstock.backend.device import DeviceBackend
+from penstock.backend.state import StatePool
 from penstock.engine.sampling import Sampling
 from penstock.engine.session import Session
 from penstock.engine.steps import Generation
@@ -48,6 +49,7 @@ def aged(engine: Engine, position: int) -> Session:
     """A session that stands at `position`, with random rows behind it."""
     session = engine.session()
     rng, states = np.random.default_rng(position), engine.states
+    assert isinstance(states, StatePool)
     for number, series in enumerate(engine.states.layout.series):
         first, last = series.live(position, max(0, position - engine.states.layout.max_rewind))
         if last > first:

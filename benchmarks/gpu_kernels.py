@@ -187,9 +187,10 @@ class Step:
                 q[1].view(rows, 64, 128), outs[6], index_keys, places, scores, picks, counts, m, early=True
             )
         heads = Image(rows, HIDDEN, DIGITS, GROUPS)
+        many = Attention.many(rows, HEADS)
         self.attention = Attention(
             q[0].view(rows, HEADS, DIM), window, places, buffer(HEADS), 128, eps, m, compressed, picks,
-            digits=heads, early=True,
+            digits=heads, early=True, apart=buffer(rows, Attention.apart_floats(HEADS)) if many else None,
         )  # fmt: skip
         middle = DigitImage(rows, GROUPS * RANK)
         self.out_a = Dense(
@@ -222,13 +223,10 @@ class Step:
             ahead, stages = after.fn[0], tune.get("down", 3)
             self.down = Down(layer.down, router, acts, y, rows, layer.shared_down, shared_acts, ahead, stages)
         else:
-            self.router = Dense([layer.router], x2, [logits], rows, stages=tune.get("router", 4))
-            meanwhile = Dense(
-                [layer.shared_up], x2, [shared_acts.values], rows, digits=shared_acts, limit=10.0, beside=True
-            )
+            self.router = Dense([layer.router], x2, [logits], rows, late=True, stages=tune.get("router", 4))
             self.experts = ManyExperts(
                 layer.gate_up, layer.down, router, [x2], acts, y, parts, 10.0, (layer.shared_down, shared_acts),
-                meanwhile=[meanwhile], ahead=after.fn[0],
+                layer.shared_up, ahead=after.fn[0],
             )  # fmt: skip
         self.chosen = router
 
@@ -321,13 +319,14 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     up, down = one.gate_up.nbytes * used / EXPERTS, one.down.nbytes * used / EXPERTS + one.shared_down.nbytes
     if steps[0].experts is not None:
         works["experts"] = (int(n * (up + one.shared_up.nbytes + down)), every("experts"))
+        works["router, experts"] = (0, every("router", "experts"))  # which overlap
     else:
         beside = one.shared_up.nbytes + one.router.nbytes
         works["up"] = (int(n * (up + beside)), every("up"))
         works["up, down"] = (0, every("up", "down"))
         works["down"] = (int(n * down), every("down"))
     works["head"] = (head.nbytes, lambda: last.launch(OVERLAP))
-    products = sum(size for name, (size, _) in works.items() if name != "up, down")
+    products = sum(size for name, (size, _) in works.items() if "," not in name)
 
     def all_products() -> None:
         for step in steps:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.backend.deepseek_v4 import AttentionSpec, CompressorSpec, IndexerSpec
-from penstock.backend.state import DTYPES, Rows, Step
+from penstock.backend.deepseek_v4 import AttentionSpec
+from penstock.backend.state import Step
 from penstock.weights import types
 from penstock.weights.types import WeightType
 from tests.backend.helpers import (
@@ -23,7 +23,6 @@ from tests.backend.helpers import (
     assert_all_same,
     assert_close,
     assert_same_bits,
-    random,
 )
 from tests.backend.layers import (
     BLOCKS,
@@ -39,7 +38,6 @@ from tests.backend.layers import (
     pieces,
 )
 from tests.spec.attention import attention as specified
-from tests.spec.indexer import select
 
 # How far results may be from the specification: one step of the cache's type where a value falls between two.
 STEP = {"f32": 5e-6, "f16": 2e-3, "bf16": 2e-2}
@@ -228,196 +226,6 @@ def test_the_window_alone(specs: dict[str, AttentionSpec]) -> None:
             filled.position += count
             block.pool.commit(filled.slot, filled.position)
         assert_all_same([*filled.state().values()], [*fed.state().values()])
-
-
-# ── attention alone: what comes in are queries, keys and choices, what goes out are the heads ────────────────────
-
-
-def bare(weights: Weights, window: int, dim: int = 16) -> AttentionSpec:
-    """One head.  Inputs are the key/value rows (but for their norm), queries are zero, results are the head's.  So a
-    token gets the mean of what it sees."""
-    return AttentionSpec(
-        q_a=weights.of(torch.zeros(4, dim)),
-        q_norm=np.ones(4, np.float32),
-        q_b=weights.of(torch.zeros(dim, 4)),
-        kv=weights.of(torch.eye(dim)),
-        kv_norm=np.ones(dim, np.float32),
-        sinks=np.full(1, -np.inf, np.float32),
-        out_a=weights.of(torch.eye(dim)),
-        out_b=weights.of(torch.eye(dim)),
-        compressor=None,
-        indexer=None,
-        heads=1,
-        dim=dim,
-        window=window,
-        groups=1,
-        frequencies=np.zeros(1, np.float32),
-        eps=1e-6,
-    )
-
-
-def stored(rows: Tensor, kv_dtype: str) -> Rows:
-    """As a pool of states wants them."""
-    return rows.to(KV_DTYPES[kv_dtype]).contiguous().view(torch.uint8).numpy().view(DTYPES[kv_dtype])
-
-
-def test_the_window_is_inclusive_and_the_sink_only_dilutes(tmp_path: Path) -> None:
-    """With equal scores a token averages itself and the window − 1 tokens before it, and the sink's share is lost."""
-    x = random(6, 16)
-    x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6)
-    spec = bare(Weights(tmp_path), window=3)
-    found = Block(spec, "f32").sequence(x).feed(6)
-    assert_close(found[4:], torch.stack((x[2:5].mean(0), x[3:6].mean(0))), 1e-6)
-    found = Block(replace(spec, sinks=np.zeros(1, np.float32)), "f32").sequence(x).feed(6)
-    assert_close(found[4:], torch.stack((x[2:5].sum(0) / 4, x[3:6].sum(0) / 4)), 1e-6)
-    found = Block(replace(spec, window=1), "f32").sequence(x).feed(6)
-    assert_close(found, x, 3e-7)
-
-
-def test_large_scores_do_not_overflow(tmp_path: Path) -> None:
-    spec = attention(Weights(tmp_path), USUAL, "heavy")
-    spec = replace(spec, kv_norm=spec.kv_norm * 1e4)
-    fed = Block(spec, "f32").sequence(inputs(USUAL, 30))
-    found = fed.feed(30)
-    assert_close(found, specified(fed.x.double(), spec, torch.float32).out, 1e-3)
-
-
-def test_every_half_is_read_exactly(tmp_path: Path) -> None:
-    """A token whose own row is zero and who sees one more gets half of that: all 65,536 patterns of both types."""
-    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
-    spec = bare(Weights(tmp_path), window=2, dim=256)
-    for kv_dtype in ("f16", "bf16"):
-        rows = patterns.view(KV_DTYPES[kv_dtype]).view(256, 256)
-        rows = torch.where(rows.float().isfinite(), rows, torch.zeros((), dtype=rows.dtype))
-        block = Block(spec, kv_dtype)
-        work = []
-        for row in rows:
-            fed = block.sequence(torch.zeros(2, 256))
-            block.pool.write(fed.slot, 0, 0, stored(row[None], kv_dtype))
-            fed.position = 1
-            work.append((fed, 1))
-        found = torch.cat(block.run(work))
-        assert torch.equal(2 * found, rows.float())
-
-
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
-def test_halves_are_rounded_like_torch_does(tmp_path: Path, kv_dtype: str) -> None:
-    """Values between two halves, ties, subnormals and overflow, through a norm that only scales."""
-    spec = replace(bare(Weights(tmp_path), window=64), kv_norm=torch.logspace(-9, 5, 16).numpy())
-    x = random(64, 16)
-    exact, rounded = [Block(spec, dtype).sequence(x) for dtype in ("f32", kv_dtype)]
-    for fed in (exact, rounded):
-        fed.feed(64)
-    expected = exact.state()["window"].to(KV_DTYPES[kv_dtype]).float()
-    assert_same_bits(rounded.state()["window"], expected)
-
-
-# ── the indexer's choice ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class Choice:
-    """A token after many compressed rows that are written by hand.  It gets the mean of the chosen ones and of its
-    own row, which is zero."""
-
-    def __init__(self, folder: Path, heads: int, dim: int, topk: int):
-        self.topk, rank = topk, 4
-        weights = Weights(folder)
-        base = bare(weights, window=1)
-        nothing = torch.zeros(16, 16)
-
-        def compressor(width: int) -> CompressorSpec:
-            zeros = weights.of(nothing[:width])
-            return CompressorSpec(
-                zeros, zeros, np.zeros((4, width), np.float32), np.ones(width, np.float32), base.frequencies
-            )
-
-        # Channels of the input: the query's rank, and the gates behind it.
-        self.q_b = random(heads * dim, rank, seed=1)
-        self.spec = replace(
-            base,
-            q_a=weights.of(torch.eye(16)[:rank]),
-            kv=weights.of(nothing),
-            q_b=weights.of(torch.zeros(16, rank)),
-            q_norm=np.ones(rank, np.float32),
-            compressor=compressor(16),
-            indexer=IndexerSpec(
-                q_b=weights.of(self.q_b),
-                gates=weights.of(torch.eye(16)[rank : rank + heads]),
-                compressor=compressor(dim),
-                heads=heads,
-                dim=dim,
-                topk=topk,
-            ),
-        )
-
-    def chosen(self, rows: Tensor, x: Tensor, kv_dtype: str = "f32", threads: int = 1) -> list[Tensor]:
-        """For tokens x [T, 16], each at the end of a sequence of its own that sees all of rows [R, dim]: the chosen
-        rows' codes, summed; the code of row r is its number in base 16."""
-        block = Block(self.spec, kv_dtype, threads, context=4 * len(rows) + 4)
-        codes = code(torch.arange(len(rows)))
-        work = []
-        for own in x:
-            fed = block.sequence(own.repeat(4 * len(rows) + 1, 1))
-            fed.position = 4 * len(rows)
-            for number, values in ((2, codes), (4, rows)):
-                block.pool.write(fed.slot, number, 0, stored(values, kv_dtype))
-            work.append((fed, 1))
-        count = min(self.topk, len(rows))
-        return [found[0] * (count + 1) for found in block.run(work)]
-
-
-def code(rows: Tensor) -> Tensor:
-    """Sixteen small numbers that tell rows apart, also in sums of a few hundred."""
-    mixed = rows[:, None] * torch.tensor([1, *(7919 * n + 1 for n in range(1, 16))])
-    return ((mixed + mixed // 16 + mixed // 256 + mixed // 4096) % 16).float()
-
-
-def assert_chosen(found: Tensor, rows: list[int]) -> None:
-    assert_close(found[None], code(torch.tensor(rows)).sum(0)[None].double(), 1e-5)
-
-
-def test_ties_go_to_the_lower_row(tmp_path: Path) -> None:
-    choice = Choice(tmp_path, heads=2, dim=8, topk=10)
-    x = torch.zeros(2, 16)
-    x[:, 0], x[0, 4:6], x[1, 4:6] = 1, 1.0, -1.0  # gates of one, and of minus one
-    q = choice.q_b[:, 0].view(2, 8) * 2  # the norm of a vector with one number of four
-    rows = torch.zeros(20_000, 8)
-    rows[[19_999, 7, 12_000]] = q.sum(0)
-    hits = torch.relu(q @ q.sum(0)).sum()
-    assert hits > 0
-    for threads in (1, 3):
-        best, worst = choice.chosen(rows, x, threads=threads)
-        assert_chosen(best, [0, 1, 2, 3, 4, 5, 6, 7, 12_000, 19_999])
-        # A row whose hits are all closed scores 0, more than a negative one; −0 and 0 are the same score.
-        assert_chosen(worst, [0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
-
-
-def test_scores_of_nan_lose(tmp_path: Path) -> None:
-    choice = Choice(tmp_path, heads=1, dim=4, topk=5)
-    x = torch.zeros(1, 16)
-    x[0, 0], x[0, 4] = 1, 1
-    rows = (choice.q_b[:, 0]).repeat(6, 1)
-    rows[2] = torch.nan
-    (found,) = choice.chosen(rows, x)
-    assert_chosen(found, [0, 1, 3, 4, 5])
-
-
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_a_choice_from_more_rows_than_fit_the_buffer(tmp_path: Path, kv_dtype: str) -> None:
-    choice = Choice(tmp_path, heads=4, dim=16, topk=512)
-    rows = random(30_000, 16, seed=2).to(KV_DTYPES[kv_dtype])
-    x = random(2, 16).abs()
-    low = x[:, :4].double()
-    low = low * torch.rsqrt(low.square().mean(1, keepdim=True) + 1e-6)
-    q = (low @ choice.q_b.double().T).view(2, 4, 16)
-    seen = torch.ones(2, 30_000, dtype=torch.bool)
-    expected = select(q, x[:, 4:8].double(), rows.double(), seen, 512)
-    for threads in (1, 2, 5):  # two threads share out tokens, five divide the rows of each
-        found = choice.chosen(rows, x, kv_dtype, threads)
-        for mine, chosen in zip(found, expected, strict=True):
-            assert_chosen(mine, chosen.nonzero()[:, 0].tolist())
-        (one,) = choice.chosen(rows, x[1:], kv_dtype, threads)
-        assert_same_bits(one, found[1])
 
 
 # ── what does not fit ─────────────────────────────────────────────────────────────────────────────────────────

@@ -160,7 +160,6 @@ class Experts:
         router, limit = Router(parts, self.count, 1.5, bias, table, tokens), self.limit
         launches: list[Launch] = []
         images: list[Image] = []
-        meanwhile: list[Dense] = []
         gate_up, down = self.shared_gate_up, self.shared_down
         for first in range(0, rows, 8):
             some = x[first : first + 8]
@@ -170,18 +169,12 @@ class Experts:
             images.append(image)
             launches.append(MakeImage(some, image))
             if not along:
-                logits, part = parts[0, first : first + size], inner.part(first, first + size)
-                many = rows > FEW
-                beside = Dense([gate_up], image, [part.values], size, digits=part, limit=limit, beside=many)
-                if many:
-                    meanwhile.append(beside)
-                else:
-                    launches.append(beside)
-                launches.append(Dense([self.packed_router], image, [logits], size, late=not many, stages=4))
+                logits = parts[0, first : first + size]
+                launches.append(Dense([self.packed_router], image, [logits], size, late=True, stages=4))
         if rows > FEW:
             room = poisoned(rows * parts_floats(self.hidden, self.width, self.count))
-            given_too = (router, images, acts, out, room, limit, (down, inner))
-            launches.append(ManyExperts(self.gate_up, self.packed_down, *given_too, meanwhile=meanwhile))
+            given_too = (router, images, acts, out, room, limit, (down, inner), gate_up, limit)
+            launches.append(ManyExperts(self.gate_up, self.packed_down, *given_too))
         else:
             given = (self.gate_up, router, images[0], acts, rows)
             if along:

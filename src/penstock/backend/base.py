@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.state import StateLayout, StatePool
-from penstock.errors import OptionError
 from penstock.weights.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -64,9 +63,13 @@ class HostExpert(DeviceExpert):
         """Where gate, up and down lie now, in their stored type; then their scales, if these lie apart."""
 
 
-class ExpertTable(ABC):
+class ExpertTable:
     """Where experts of one layer are, by number: what an op looks routed ids up in.  Behind the last one is a place
     that is always empty: the number of experts stands for one that somebody else computes."""
+
+
+class OpenTable(ExpertTable, ABC):
+    """A table whose experts come and go one by one."""
 
     @abstractmethod
     def put(self, number: int, expert: DeviceExpert) -> None: ...
@@ -75,7 +78,7 @@ class ExpertTable(ABC):
     def remove(self, number: int) -> None: ...
 
 
-class ExpertStack(ExpertTable):
+class ExpertStack(ExpertTable, ABC):
     """All experts of one layer, in memory of the device's own."""
 
     @abstractmethod
@@ -290,22 +293,11 @@ class Sampling(ABC):
         """The `count` tokens with the highest logits, best first, ties by rising id."""
 
 
-# Where a weight's products add up Σ input² of every column: [parts, columns + 1], the last of a part being how many
-# inputs there were; None where nobody wants to know.  A part is a group of rows that has inputs of its own.
-InputSquares = NDArray[np.float32]
-Observer = Callable[[TensorInfo], InputSquares | None]
-
-
 class Backend(ABC):
     """One device."""
 
     name: str
     sampling: Sampling
-
-    def observe_inputs(self, observer: Observer) -> None:
-        """Asks `observer` where, for every weight that is made from now on.  Only some devices can."""
-        del observer
-        raise OptionError(f"device is {self.name!r}: the inputs of weights can be observed on cpu alone")
 
     @abstractmethod
     def weight(self, info: TensorInfo) -> DeviceWeight:
@@ -316,10 +308,6 @@ class Backend(ABC):
         """gate and up [width, hidden], down [hidden, width]"""
 
     @abstractmethod
-    def expert_table(self, experts: int) -> ExpertTable:
-        """An empty table for a layer with so many experts."""
-
-    @abstractmethod
     def states(self, layout: StateLayout) -> StatePool:
         """Memory for sequences."""
 
@@ -327,11 +315,6 @@ class Backend(ABC):
     def host(self, array: Array) -> NDArray[Any]:
         """What an array holds, on the host.  It may be the very memory, which the next step changes, and may have
         rows behind those of the step."""
-
-    def device(self, array: NDArray[Any]) -> Array:
-        """The reverse of `host`, for routed experts that other machines compute.  Only some devices can."""
-        del array
-        raise OptionError(f"device is {self.name!r}: experts are shared with other machines on cpu alone")
 
     @abstractmethod
     def check(self) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import (
+    Array,
     Backend,
     Bytes,
     ExpertSlots,
     ExpertStack,
     ExpertTable,
     HostExpert,
+    OpenTable,
     Vector,
 )
 from penstock.backend.state import StateLayout, StatePool
@@ -43,8 +45,26 @@ class HostShare(ABC):
         once: there is one table at most"""
 
 
+# Where a weight's products add up Σ input² of every column: [parts, columns + 1], the last of a part being how many
+# inputs there were; None where nobody wants to know.  A part is a group of rows that has inputs of its own.
+InputSquares = NDArray[np.float32]
+Observer = Callable[[TensorInfo], InputSquares | None]
+
+
 class HostBackend(Backend):
-    """The host's processors, beside a device that has some of the experts."""
+    """The host's processors: alone, or beside a device that has some of the experts."""
+
+    @abstractmethod
+    def observe_inputs(self, observer: Observer) -> None:
+        """Asks `observer` where, for every weight that is made from now on."""
+
+    @abstractmethod
+    def expert_table(self, experts: int) -> OpenTable:
+        """An empty table for a layer with so many experts."""
+
+    @abstractmethod
+    def device(self, array: NDArray[Any]) -> Array:
+        """The reverse of `host`, for routed experts that other machines compute."""
 
     @abstractmethod
     def share(

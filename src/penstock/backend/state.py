@@ -78,11 +78,12 @@ class StateLayout:
         )
 
 
-class StatePool(ABC):
-    """Memory for sequences.  A slot holds all series of one sequence; `allocate` gives its number.
+class StateMemory(ABC):
+    """Memory for sequences, in this process or elsewhere.  A slot holds all series of one sequence; `allocate` gives
+    its number.
 
-    A step writes to slots through the backend's own ops.  Rows that could replace others which still count are
-    staged: they become part of the state with `commit`, or are forgotten with `discard`.
+    Of what a step writes, rows that could replace others which still count are staged: they become part of the state
+    with `commit`, or are forgotten with `discard`.
     """
 
     layout: StateLayout
@@ -99,6 +100,47 @@ class StatePool(ABC):
         """The state of a sequence at `position` to another slot."""
 
     @abstractmethod
+    def commit(self, slot: int, position: int) -> None:
+        """Of what the step staged, rows before `position` become part of the state."""
+
+    @abstractmethod
+    def discard(self, slot: int) -> None:
+        """The step failed: the state is as it was."""
+
+    @abstractmethod
+    def tensors(self, slot: int, position: int, floor: int) -> dict[str, Rows]:
+        """The live rows by name."""
+
+    @abstractmethod
+    def restore(self, slot: int, position: int, floor: int, tensors: Mapping[str, Rows]) -> None:
+        """The reverse of `tensors`."""
+
+    def lost(self, slot: int) -> bool:
+        """Whether what the slot held is gone: see `RemoteStates`."""
+        del slot
+        return False
+
+
+class RemoteStates(StateMemory):
+    """What a slot holds can be lost, as with a machine that is away: the sequence has to be fed again then, from
+    `reset` on."""
+
+    @abstractmethod
+    def lost(self, slot: int) -> bool: ...
+
+    @abstractmethod
+    def lose(self, slot: int) -> None:
+        """A step failed that was committed already: the slot is lost."""
+
+    @abstractmethod
+    def reset(self, slot: int) -> None:
+        """A lost slot is as new."""
+
+
+class StatePool(StateMemory):
+    """Memory of a device.  A step writes to slots through the backend's own ops."""
+
+    @abstractmethod
     def read(self, slot: int, series: int, first: int, last: int) -> Rows:
         """Rows [first, last) of a series, by its number in the layout.  Of a ring they are a copy; those that only
         grow may be a view, good until the sequence is rewound."""
@@ -107,37 +149,13 @@ class StatePool(ABC):
     def write(self, slot: int, series: int, first: int, rows: Rows) -> None:
         """Rows from `first` on."""
 
-    @abstractmethod
-    def commit(self, slot: int, position: int) -> None:
-        """Of what the step staged, rows before `position` become part of the state."""
-
-    @abstractmethod
-    def discard(self, slot: int) -> None:
-        """The step failed: the state is as it was."""
-
-    def lost(self, slot: int) -> bool:
-        """Whether what the slot held is gone, as with a machine that is away: the sequence has to be fed again, from
-        `reset` on."""
-        del slot
-        return False
-
-    def lose(self, slot: int) -> None:
-        """A step failed that was committed already: the slot is lost."""
-        raise NotImplementedError
-
-    def reset(self, slot: int) -> None:
-        """A lost slot is as new."""
-        raise NotImplementedError
-
     def tensors(self, slot: int, position: int, floor: int) -> dict[str, Rows]:
-        """The live rows by name."""
         return {
             series.name: self.read(slot, number, *series.live(position, floor))
             for number, series in enumerate(self.layout.series)
         }
 
     def restore(self, slot: int, position: int, floor: int, tensors: Mapping[str, Rows]) -> None:
-        """The reverse of `tensors`."""
         for number, series in enumerate(self.layout.series):
             self.write(slot, number, series.live(position, floor)[0], tensors[series.name])
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import DeviceExpert, DeviceWeight, HostExpert, Observer, Vector
+from penstock.backend.base import DeviceExpert, DeviceWeight, HostExpert, Vector
 from penstock.backend.cpu.host_share import CpuShare, expert_work
 from penstock.backend.cpu.low_precision import round_expert
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.sampling import CpuSampling
 from penstock.backend.cpu.states import CpuStates
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight, check_decoding
-from penstock.backend.device import HostBackend
+from penstock.backend.device import HostBackend, Observer
 from penstock.backend.state import StateLayout
 from penstock.native.library import native
 from penstock.weights.tensor import TensorInfo
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 # Interpreter and libraries: 45 MiB for an engine alone (`python -m benchmarks.start`), about twice that in a server.
 PROGRAM: Final = 96 << 20
 
-BESIDE: Final = (
-    400  # microseconds between two shares of a device's layers: as long as threads watch for the next
-)
+# Microseconds between two shares of a device's layers: as long as threads watch for the next
+BESIDE: Final = 400
 
 
 class CpuBackend(HostBackend):

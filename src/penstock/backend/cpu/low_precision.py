@@ -12,8 +12,8 @@ from penstock.errors import OptionError
 
 if TYPE_CHECKING:
     from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
+    from penstock.backend.cpu.deepseek_v4.ends import CpuJoin
     from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
-    from penstock.backend.cpu.deepseek_v4.ops import CpuJoin
 
 LINEAR_GROUP: Final = 128
 KEY_ROWS, INDEX_ROWS = 1, 2  # what a compressor's rows are

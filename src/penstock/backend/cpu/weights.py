@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, ExpertTable, HostExpert, InputSquares
+from penstock.backend.base import Bytes, DeviceExpert, DeviceWeight, HostExpert, OpenTable
+from penstock.backend.device import InputSquares
 from penstock.native.library import instruction_set, native
 from penstock.native.structs import Decode, Expert
 from penstock.native.structs import Weight as Described
@@ -90,7 +91,7 @@ class CpuExpert(HostExpert):
         return data if gate.scale is None else (*data, gate.scale, up.scale, down.scale)
 
 
-class CpuExpertTable(ExpertTable):
+class CpuExpertTable(OpenTable):
     """Addresses of experts by number, at `address`; null where there is none."""
 
     def __init__(self, experts: int):

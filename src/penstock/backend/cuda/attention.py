@@ -95,7 +95,7 @@ class _Attention(ctypes.Structure):
         ("q", VOID), ("picks", VOID), ("positions", VOID), ("states", VOID), ("turns", VOID), ("sinks", VOID),
         ("out", VOID), ("digits", VOID), ("window", RowsArgument), ("compressed", RowsArgument), ("heads", INT),
         ("rows", INT), ("window_length", INT), ("ratio", INT), ("pick_stride", INT), ("group_heads", INT),
-        ("early", INT), ("eps", FLOAT),
+        ("early", INT), ("eps", FLOAT), ("apart", VOID), ("apart_tops", VOID),
     )  # fmt: skip
 
 
@@ -224,6 +224,8 @@ class Attention:
     """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512], or digits by groups of
     heads.  picks [rows, count]: the compressed rows to see, as `SelectRows` leaves them.
 
+    apart: float32 [rows, `apart_floats`], which rows that are `many` leave sums in between two launches.
+
     early: between the kernel that wrote the queries and this one is a `Remember`, an indexer's first kernel or
     another `Attention`.  Those let the next kernel start only when the one before them has ended, so that this one
     may read queries and places while what is behind them still runs.
@@ -235,26 +237,47 @@ class Attention:
     def takes(heads: int, dim: int, rope: int, kind: str) -> bool:
         return dim == 512 and rope == 64 and heads % 16 == 0 and kind == "f16"
 
+    @staticmethod
+    def many(rows: int, heads: int) -> bool:
+        """Whether their clusters may have no place at once: two blocks to a multiprocessor, eight to a cluster, and
+        some multiprocessors left over in every part of the card."""
+        return rows * (heads // 16) * CLUSTER > 0.9 * 2 * card().multiprocessors
+
+    @staticmethod
+    def apart_floats(heads: int) -> int:
+        return heads * CLUSTER * (512 + 2)
+
     def __init__(
         self, q: torch.Tensor, window: RowsAt, places: Places, sinks: torch.Tensor, window_length: int,
         eps: float, ratio: int = 0, compressed: RowsAt | None = None, picks: torch.Tensor | None = None,
         out: torch.Tensor | None = None, digits: Image | None = None, early: bool = False,
+        apart: torch.Tensor | None = None,
     ):  # fmt: skip
         rows, heads, dim = q.shape
         if not self.takes(heads, dim, places.rope, "f16"):
             raise ValueError(f"attention takes heads by sixteens, of 512 channels, not {list(q.shape)}")
         if digits is not None and digits.forms != DIGITS:
             raise ValueError("attention writes digits alone")
+        if apart is not None and apart.shape != (rows, self.apart_floats(heads)):
+            raise ValueError(f"sums of {list(apart.shape)} for {rows} rows of {heads} heads")
         self._argument = _Attention(
             address(q), address(picks), address(places.positions), address(places.states), address(places.turns),
             address(sinks), address(out), address(digits.data if digits else None),
             rows_argument(window), rows_argument(compressed), heads, rows, window_length,
             ratio if compressed is not None else 0, picks.shape[1] if picks is not None else 0,
-            heads // digits.groups if digits else 0, int(early), eps,
+            heads // digits.groups if digits else 0, int(early), eps, address(apart),
+            address(apart) + 4 * rows * heads * CLUSTER * dim if apart is not None else 0,
         )  # fmt: skip
-        self._keep = (q, places, sinks, picks, out, digits)
-        self._grid = (heads // 16 * CLUSTER, rows)
-        self._kernel = module("attention.cu").kernel("attend", self.SHARED, CLUSTER)
+        self._keep = (q, places, sinks, picks, out, digits, apart)
+        grid, source = (heads // 16 * CLUSTER, rows), module("attention.cu")
+        if apart is None:
+            self._launches = [(source.kernel("attend", self.SHARED, CLUSTER), grid)]
+        else:
+            join = source.kernel("attend_join")
+            self._launches = [
+                (source.kernel("attend_apart", self.SHARED), grid), (join, (heads * CLUSTER // 16, rows)),
+            ]  # fmt: skip
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(self._grid, 256, (self._argument,), overlap)
+        for kernel, grid in self._launches:
+            kernel.launch(grid, 256, (self._argument,), overlap)

@@ -13,7 +13,6 @@ from penstock.backend.base import (
     DeviceExpert,
     DeviceWeight,
     ExpertSlots,
-    ExpertTable,
     HostExpert,
     Sampling,
 )
@@ -131,9 +130,6 @@ class CudaBackend(DeviceBackend):
         assert isinstance(down, CudaWeight)
         with translated("an expert"):
             return CudaExpert(gate, up, down)
-
-    def expert_table(self, experts: int) -> ExpertTable:
-        raise NotImplementedError("experts of a card come in stacks")
 
     def expert_stack(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> CudaExpertStack:
         self.activate()

@@ -50,7 +50,7 @@ class _Dense(ctypes.Structure):
         ("segments", _Segment * 8), ("inputs", InputsArgument), ("digits", DigitOutputArgument),
         ("count", INT), ("groups", INT), ("rows", INT), ("columns", INT), ("forms", INT),
         ("stages", INT), ("stage_bytes", INT), ("depth", INT), ("halves", INT), ("ahead", VOID), ("ahead_bytes", INT),
-        ("late", INT), ("beside", INT), ("limit", FLOAT),
+        ("late", INT), ("limit", FLOAT),
     )  # fmt: skip
 
 
@@ -78,7 +78,6 @@ class Dense:
     digits: the first matrix's output also as digits; then its out must be `digits.values`.
     ahead: what the next kernel reads that does not come from this one, to be brought nearer meanwhile.
     late: the next kernel starts when the one before this has ended, and may read what that one wrote at once.
-    beside: x, an image, is older than the kernel before, which lets this one start when all before it has ended.
 
     One launch where the inputs fit in the shared memory of a cluster's blocks; else one for every form of input, or
     for half the rows.
@@ -88,7 +87,6 @@ class Dense:
         self, matrices: Sequence[Packed], x: Input, outs: Sequence[torch.Tensor], rows: int,
         norm: torch.Tensor | None = None, eps: float = 0.0, digits: DigitVectors | DigitImage | None = None,
         limit: float = 0.0, ahead: torch.Tensor | None = None, late: bool = False, stages: int = 2,
-        beside: bool = False,
     ):  # fmt: skip
         first = matrices[0]
         if any(m.columns != first.columns or (m.count > 1 and len(matrices) > 1) for m in matrices):
@@ -96,7 +94,7 @@ class Dense:
         self._keep = (matrices, x, outs, norm, digits, ahead)
         self._launches: list[tuple[Kernel, int, int, _Dense]] = []
         self._x, self._rows, self._limit, self._late, self._stages = x, rows, limit, late, stages
-        self._ahead, self._beside = ahead, beside
+        self._ahead = ahead
         self.nbytes = sum(m.nbytes for m in matrices)
         segments = [_segment(m, out) for m, out in zip(matrices, outs, strict=True)]
         output = digits.argument() if digits else DigitOutputArgument()
@@ -160,7 +158,7 @@ class Dense:
             (_Segment * 8)(*(segment for _, segment in parts)), inputs, output, len(parts), first.count,
             rows, first.cells * CELL, forms, shape.stages, shape.stage, shape.depth, shape.halves,
             address(self._ahead), 0 if self._ahead is None else self._ahead.nbytes, int(self._late),
-            int(self._beside), self._limit,
+            self._limit,
         )  # fmt: skip
         kernel = self._kernels(parts, sets_of(rows), shape).kernel(
             "dense", shape.shared, 1 << shape.log_cluster

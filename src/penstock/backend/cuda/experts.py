@@ -1,4 +1,5 @@
-"""A layer's experts for one row or two, as typed calls of kernels/experts.cu; for more there is experts_many.py.
+"""A layer's experts for one row or two, as typed calls of kernels/experts_up.cu and experts_down.cu; for
+more there is experts_many.py.
 
 Two launches: `Up`, the router's product, the shared expert's gate and up meanwhile, and the routed ones' when all
 logits are there; `Down`.  For other formats the router's product comes first: a `Dense` with `late`, which lets `Up`
@@ -34,7 +35,7 @@ from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
 from penstock.weights.types import WeightType
 
-_UP_WARPS, _DOWN_WARPS, _LOG_VECTORS = 16, 8, 3  # of experts.cu
+_UP_WARPS, _DOWN_WARPS, _LOG_VECTORS = 16, 8, 3  # of experts_up.cu, experts_down.cu
 _BARRIERS = 1024
 _GRID_BYTES = 256 * 16 * 8  # the IQ2_XXS grid in shared memory
 _SHARED_CELL = LAYOUTS[types.Q8_0].cell_bytes
@@ -68,9 +69,9 @@ class _Down(ctypes.Structure):
     )  # fmt: skip
 
 
-def _experts(kind: WeightType, *more: str) -> Module:
-    """The kernels for one format: all of them would take half a minute to compile."""
-    return module("experts.cu", f"-DEXPERT_FORMAT={kind.name}", *more)
+def _source(name: str, kind: WeightType, *more: str) -> Module:
+    """The kernel for one format: all of them would take half a minute to compile."""
+    return module(name, f"-DEXPERT_FORMAT={kind.name}", *more)
 
 
 def _whole(floats: int) -> int:
@@ -83,17 +84,23 @@ def up_forms(kind: WeightType, rows: int) -> int:
     return forms_of([kind], 1) if rows <= FEW else DIGITS
 
 
+def log_slices(cells: int) -> int:
+    """Of an expert's sums: eight, or fewer where there are fewer cells."""
+    return min(3, cells.bit_length() - 1)
+
+
 def takes_along(router: Packed, shared: Packed, shared_down: Packed, routed: Packed, rows: int) -> bool:
     """Whether `Up` can have the router and the shared expert with it."""
     even = router.cells * 2 % slices_of(router) == 0
-    shapes = (shared.rows, shared.cells) == (routed.rows, routed.cells)
-    q8 = shared.kind is types.Q8_0 and shared_down.kind is types.Q8_0
-    return rows <= FEW and even and shapes and q8 and router.kind is types.F16
+    along = rows <= FEW and even and router.kind is types.F16
+    return along and shared_comes_along(shared, shared_down, routed)
 
 
 def shared_comes_along(gate_up: Packed, down: Packed, routed: Packed) -> bool:
-    """Whether the routed experts' kernels take the shared one's second half, and with it the sum of both."""
-    return {gate_up.kind, down.kind} == {types.Q8_0} and gate_up.rows == routed.rows
+    """Whether the routed experts' kernels can take the shared one, and give it the bits that `Dense` would."""
+    shapes = (gate_up.rows, gate_up.cells) == (routed.rows, routed.cells)
+    slices = slices_of(gate_up) == 1 << log_slices(gate_up.cells)
+    return {gate_up.kind, down.kind} == {types.Q8_0} and shapes and slices
 
 
 class Up:
@@ -143,7 +150,7 @@ class Up:
             stages, stage, pack, depth, early, limit, shared_limit,
         )  # fmt: skip
         self._keep = (weights, router, x, acts, gate, shared, shared_acts, grid, places)
-        source = _experts(kind) if places is None else _experts(kind, "-DWITH_PLACES")
+        source = _source("experts_up.cu", kind, *(["-DWITH_PLACES"] if places is not None else []))
         self._kernel = source.kernel("experts_up", size)
 
     def launch(self, overlap: bool = True) -> None:
@@ -193,7 +200,7 @@ class Down:
             0 if ahead is None else ahead.nbytes,
         )  # fmt: skip
         self._keep = (weights, router, acts, out, shared, shared_acts, grid, ahead)
-        self._kernel = _experts(kind).kernel("experts_down", size)
+        self._kernel = _source("experts_down.cu", kind).kernel("experts_down", size)
 
     def launch(self, overlap: bool = True) -> None:
         self._kernel.launch(self._grid, 32 * _DOWN_WARPS, (self._argument,), overlap)

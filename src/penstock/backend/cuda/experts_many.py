@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.device import card
+from penstock.backend.cuda.experts import log_slices
 from penstock.backend.cuda.inputs import (
     DIGITS,
     FLOAT,
@@ -57,23 +57,26 @@ class _Route(ctypes.Structure):
 class _Pass(ctypes.Structure):
     _fields_ = (
         ("weights", VOID), ("grid", VOID), ("jobs", VOID), ("digits", VOID * _PIECES), ("parts", VOID),
-        ("tiles", INT), ("cells", INT), ("room", INT), ("of_vectors", INT), ("log_piece", INT),
+        ("tiles", INT), ("cells", INT), ("room", INT), ("blocks", INT), ("of_vectors", INT), ("log_piece", INT),
         ("row_bytes", INT), ("cell_bytes", INT), ("plane_bytes", INT),
     )  # fmt: skip
 
 
 class _Passes(ctypes.Structure):
     _fields_ = (
-        ("shared", _Pass), ("routed", _Pass), ("stages", INT), ("stage_bytes", INT),
-        ("sharers", INT), ("old", INT),
+        ("shared", _Pass), ("routed", _Pass), ("sharers", INT), ("ring_bytes", INT), ("shared_stages", INT),
+        ("stages", INT), ("stage_bytes", INT), ("first", INT),
     )  # fmt: skip
+
+
+class _Vectors(ctypes.Structure):
+    _fields_ = (("parts", VOID), ("digits", VOID), ("digit_scales", VOID), ("room", INT), ("limit", FLOAT))
 
 
 class _Activate(ctypes.Structure):
     _fields_ = (
-        ("pairs", VOID), ("parts", VOID), ("scales", VOID * _PIECES), ("digits", VOID), ("digit_scales", VOID),
-        ("cells", INT), ("log_slices", INT), ("room", INT), ("tiles", INT), ("width", INT), ("count", INT),
-        ("log_piece", INT), ("limit", FLOAT),
+        ("routed", _Vectors), ("shared", _Vectors), ("pairs", VOID), ("scales", VOID * _PIECES),
+        ("cells", INT), ("log_slices", INT), ("tiles", INT), ("width", INT), ("count", INT), ("log_piece", INT),
     )  # fmt: skip
 
 
@@ -92,9 +95,8 @@ def _floats(hidden: int, width: int) -> tuple[int, int]:
 
 
 def parts_floats(hidden: int, width: int, count: int) -> int:
-    """Numbers that a row needs between the launches."""
-    up, down = _floats(hidden, width)
-    return count * max(up, down) + down
+    """Numbers that a row needs between the launches: for its experts and the shared one."""
+    return (count + 1) * max(_floats(hidden, width))
 
 
 def many_memory(
@@ -122,16 +124,17 @@ class ManyExperts:
     images      rows in pieces of the same size, but for the last, with digits
     parts       float32, at least rows · `parts_floats`: nobody else's while this runs
     shared      the shared expert's down, Q8_0, and its inputs: vectors: rows
+    shared_up   its gate and up, Q8_0, where those inputs are to be made here: the router's logits then come from a
+                kernel that is `late`, behind the images
     places      int32 [experts], where each lies among the weights; −1: it is left out
-    meanwhile   products that need the images alone (`beside`): they run while experts are being chosen
     ahead       what the next kernel reads that does not come from this one, to be brought nearer meanwhile
     """
 
     def __init__(
         self, gate_up: Packed, down: Packed, router: Router, images: Sequence[Image], acts: DigitVectors,
         out: torch.Tensor, parts: torch.Tensor, limit: float = 10.0,
-        shared: tuple[Packed, DigitVectors] | None = None, places: torch.Tensor | None = None,
-        meanwhile: Sequence[Dense] = (), ahead: torch.Tensor | None = None,
+        shared: tuple[Packed, DigitVectors] | None = None, shared_up: Packed | None = None,
+        shared_limit: float = 10.0, places: torch.Tensor | None = None, ahead: torch.Tensor | None = None,
     ):  # fmt: skip
         rows, count, piece = sum(image.rows for image in images), router.count, min(images[0].rows, PIECE)
         if len(images) > 1 and piece & (piece - 1):
@@ -144,7 +147,7 @@ class ManyExperts:
         if parts.numel() < rows * parts_floats(down.rows, gate_up.rows, count):
             raise ValueError(f"{parts.numel():,} numbers between launches are too few for {rows} rows")
         shared_parts = parts[room * max(_floats(down.rows, gate_up.rows)) :]
-        self._launches: list[_Launch | Dense] = []
+        self._launches: list[_Launch] = []
         source = module("experts_many.cu")
 
         pairs = torch.zeros(room, dtype=torch.int32, device="cuda")
@@ -152,61 +155,82 @@ class ManyExperts:
             router.argument(), address(places), address(router.chosen), jobs, address(pairs),
             address(router.counter), rows,
         )  # fmt: skip
-        self._launches += [_Launch(source.kernel("experts_route"), rows, _ROUTE_THREADS, route), *meanwhile]
+        self._launches.append(_Launch(source.kernel("experts_route"), rows, _ROUTE_THREADS, route))
 
         columns = images[0].columns
         digits = [address(each) for image in images for each in image.data]
         planes = (2 * (columns + 32), CELL, columns + 32)
+        all_rows, beside = None if shared is None else _jobs_of_all(rows), None
+        if shared_up is not None and all_rows is not None:
+            beside = _pass(
+                shared_up, 2 * shared_up.tiles, all_rows, digits, shared_parts, rows, log_piece, planes
+            )
+            # The last blocks start when those have ended that make the logits and the choice.
+            beside.blocks = max(beside.blocks - rows - -(-router.experts // 16), beside.blocks // 2)
         routed = _pass(gate_up, 2 * gate_up.tiles, router.jobs, digits, parts, room, log_piece, planes)
-        self._passes(gate_up.kind, routed)
+        self._passes(gate_up.kind, routed, beside, first=True)
 
         scales = [at + images[0].piece_bytes - (columns // CELL + 1) * 32 for at in digits]
+        own = _Vectors(address(parts), address(acts.digits), address(acts.scales), room, limit)
+        beside_acts, more = _Vectors(), 0
+        if shared is not None and shared_up is not None:
+            inner, more = shared[1], rows
+            at = address(shared_parts)
+            beside_acts = _Vectors(at, address(inner.digits), address(inner.scales), rows, shared_limit)
         activate = _Activate(
-            address(pairs), address(parts), _pointers(scales), address(acts.digits), address(acts.scales),
-            gate_up.cells, _log_slices(gate_up.cells), room, gate_up.tiles, gate_up.rows, count, log_piece, limit,
+            own, beside_acts, address(pairs), _pointers(scales), gate_up.cells, log_slices(gate_up.cells),
+            gate_up.tiles, gate_up.rows, count, log_piece,
         )  # fmt: skip
         self._launches.append(
-            _Launch(source.kernel("experts_activate"), (acts.cells, room), 2 * CELL, activate)
+            _Launch(source.kernel("experts_activate"), (acts.cells, room + more), CELL, activate)
         )
 
-        planes, beside, all_rows, scales_too = (acts.cells * 2 * CELL, 2 * CELL, CELL), None, None, None
-        if shared is not None:
+        planes, beside, scales_too = (acts.cells * 2 * CELL, 2 * CELL, CELL), None, None
+        if shared is not None and all_rows is not None:
             matrix, inner = shared
-            all_rows, scales_too = _jobs_of_all(rows), inner.scales
+            scales_too = inner.scales
             beside = _pass(
                 matrix, matrix.tiles, all_rows, [address(inner.digits)], shared_parts, rows, None, planes
             )
         routed = _pass(down, down.tiles, router.jobs, [address(acts.digits)], parts, room, None, planes)
-        self._passes(down.kind, routed, beside, old=True)
+        self._passes(down.kind, routed, beside)
 
         total = _Sum(
             jobs, address(pairs), address(parts), address(acts.scales), address(shared_parts if shared else None),
-            address(scales_too), address(out), down.cells, _log_slices(down.cells),
+            address(scales_too), address(out), down.cells, log_slices(down.cells),
             room, down.tiles, down.rows, rows, count, address(ahead), 0 if ahead is None else ahead.nbytes,
         )  # fmt: skip
         self._launches.append(
             _Launch(source.kernel("experts_sum"), (-(-down.rows // CELL), rows), CELL, total)
         )
-        self._keep = (gate_up, down, router, images, acts, out, parts, pairs, all_rows, shared, places, ahead)
+        self._keep = (
+            gate_up, down, router, images, acts, out, parts, pairs, all_rows, shared, shared_up, places, ahead,
+        )  # fmt: skip
 
     def _passes(
-        self, kind: WeightType, routed: _Pass, shared: _Pass | None = None, old: bool = False
+        self, kind: WeightType, routed: _Pass, shared: _Pass | None = None, first: bool = False
     ) -> None:
-        """old: whether the jobs, and all of `shared`, are older than the kernel before this one"""
+        """first: gate and up"""
         warps, tiles = _SHAPES[kind]
         options = [f"-DEXPERT_FORMAT={kind.name}", f"-DPASS_WARPS={warps}"]
         source = module("experts_many.cu", *options, *(["-DWITH_SHARED"] if shared else []))
         sharers = next(n for n in (_SHARERS, 2, 1) if routed.cells % n == 0)
-        stage = sharers * max(
-            tiles * LAYOUTS[kind].cell_bytes, LAYOUTS[types.Q8_0].cell_bytes if shared else 0
+        stage, shared_stage = (
+            sharers * n * LAYOUTS[of].cell_bytes for of, n in ((kind, tiles), (types.Q8_0, 1))
         )
-        for stages in (3, 2, 1):
-            size = _shared_bytes(warps // sharers, stages * stage, kind is types.IQ2_XXS)
+        most = _BARRIERS // (warps // sharers * 2 * 2 * 8)
+        for stages in range(most, 0, -1):
+            ring = max(stages * stage, shared_stage if shared else 0)
+            size = _shared_bytes(warps // sharers, ring, kind is types.IQ2_XXS)
             if size <= card().shared_limit:
                 break
-        passes = _Passes(shared or _Pass(), routed, stages, stage, sharers, old)
+        else:
+            raise ValueError(f"{kind.name}: many rows do not fit in a block's shared memory")
+        passes = _Passes(
+            shared or _Pass(), routed, sharers, ring, min(ring // shared_stage, most), stages, stage, first
+        )  # fmt: skip
         kernel = source.kernel("experts_pass", size)
-        self._launches.append(_Launch(kernel, card().multiprocessors, 32 * warps, passes))
+        self._launches.append(_Launch(kernel, card().multiprocessors, 32 * (warps + 1), passes))
 
     def launch(self, overlap: bool = True) -> None:
         for launch in self._launches:
@@ -220,7 +244,7 @@ def _pass(
     """log_piece: None where inputs are vectors and not pieces of rows."""
     return _Pass(
         address(weights.data), address(iq2_xxs_grid()), address(jobs), _pointers(digits), address(parts), tiles,
-        weights.cells, room, int(log_piece is None), log_piece or 0, *apart,
+        weights.cells, room, card().multiprocessors, int(log_piece is None), log_piece or 0, *apart,
     )  # fmt: skip
 
 
@@ -233,11 +257,6 @@ def _shared_bytes(rings: int, ring: int, grid: bool) -> int:
 
 def _pointers(addresses: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":
     return (VOID * _PIECES)(*addresses)
-
-
-def _log_slices(cells: int) -> int:
-    """Of sums, as in experts.cu: eight, or fewer where there are fewer cells."""
-    return min(3, cells.bit_length() - 1)
 
 
 def _jobs_of_all(rows: int) -> torch.Tensor:

@@ -208,12 +208,6 @@ class CudaExpertStack(ExpertStack):
         else:
             _put_rows(self.gate_up, first * self.gate_up.rows, data, second=part == 1)
 
-    def put(self, number: int, expert: DeviceExpert) -> None:
-        raise NotImplementedError("experts of a card come in stacks")
-
-    def remove(self, number: int) -> None:
-        raise NotImplementedError("experts of a card stay")
-
 
 def expert_kind(info: TensorInfo) -> WeightType:
     """What a matrix of an expert is on the card, if that has a fast product."""

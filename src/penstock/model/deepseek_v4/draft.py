@@ -60,16 +60,16 @@ class DraftBlock:
         self.ops, self.layer, self.embedding, self.config = ops, layer, embedding, description.config
         self.join = ops.join(description.join(DRAFT))
         self.head = ops.head(description.head(f"{DRAFT}.hc_head", f"{DRAFT}.norm"))
-        self._guesser = ops.guesser(
-            v4.DraftParts(
-                *(embedding, self.join, layer.attention_hyper, layer.attention),
-                *(layer.experts_hyper, layer.router, layer.experts, self.head),
-            )
+        self._late = ops if isinstance(ops, v4.LateDraftOps) else None
+        parts = v4.DraftParts(
+            *(embedding, self.join, layer.attention_hyper, layer.attention),
+            *(layer.experts_hyper, layer.router, layer.experts, self.head),
         )
+        self._guesser = None if self._late is None else self._late.guesser(parts)
         self._blocks = range(block, block + 1)
         self._streams = next(n for n, each in enumerate(layout.series) if each.name == f"{DRAFT}.streams")
         spare = layout.capacity(layout.series[self._streams]) - FEW  # positions whose streams are still there
-        self._most = min(MOST, spare) if ops.late else 0
+        self._most = min(MOST, spare) if self._late else 0
         self._few = min(FEW, self._most)
         self._waiting: dict[int, Waiting] = {}  # by slot
         self.keeps_up = True  # see `Architecture.keep_up`
@@ -136,15 +136,20 @@ class DraftBlock:
         """The windows get the pairs that wait."""
         for each in list(self._waiting) if slot is None else [slot] if slot in self._waiting else []:
             waiting = self._waiting[each]
-            if waiting.tokens and self.ops.holds(each):
+            if waiting.tokens and self._late is not None and self._late.holds(each):
                 joined, batch = self._joined(each, waiting.first, waiting.tokens)
                 self.layer.fill_window(joined, batch)
                 waiting.first += len(waiting.tokens)
                 waiting.tokens.clear()
 
     def _joined(self, slot: int, first: int, tokens: Sequence[int]) -> tuple[Array, Any]:
-        batch = self.ops.begin(Step.of([(slot, first, tokens, 0)]), self._blocks, settled=len(tokens) > 1)
-        streams = self.ops.kept_streams(self._streams, slot, first, len(tokens))
+        step = Step.of([(slot, first, tokens, 0)])
+        if self._late is None:  # nothing waits: there is one
+            batch = self.ops.begin(step, self._blocks)
+            streams = self.ops.kept_streams(self._streams, slot, first)
+        else:
+            batch = self._late.begin(step, self._blocks, settled=len(tokens) > 1)
+            streams = self._late.kept_streams(self._streams, slot, first, len(tokens))
         return self.join.run(streams, self.embedding.run(batch)), batch
 
     def forward(self, slot: int, position: int, token: int) -> Array:
@@ -153,7 +158,7 @@ class DraftBlock:
         first, tokens = self._newest(slot, position, token)
         joined, batch = self._joined(slot, first, tokens)
         streams = self.ops.repeat(batch, lambda _: self._through(joined, batch))
-        return self.ops.last(streams) if len(tokens) > 1 else streams
+        return self._late.last(streams) if self._late is not None else streams
 
     def _newest(self, slot: int, position: int, token: int) -> tuple[int, list[int]]:
         """The newest pair, after those that wait: the position of the first, and the tokens that complete them."""
@@ -174,10 +179,10 @@ class DraftBlock:
     ) -> list[tuple[int, float]] | None:
         """At most so many in a row, each with how likely it is; None where they have to be made one by one."""
         table = None if self._guesser is None else self.layer.store.whole(self.layer.block)
-        if self._guesser is None or table is None:
+        if self._late is None or self._guesser is None or table is None:
             return None
         first, tokens = self._newest(slot, position, token)
-        streams = self.ops.kept_streams(self._streams, slot, first, len(tokens))
+        streams = self._late.kept_streams(self._streams, slot, first, len(tokens))
         made = self._guesser.run(slot, first, streams, tokens, most, least, table, output)
         self.layer.store.used(self.layer.block, made.ids)
         return made.found

@@ -40,7 +40,7 @@ class DSparkModule:
     def __init__(
         self,
         description: Description,
-        ops: v4.Ops,
+        ops: v4.DSparkOps,
         stages: Sequence["Layer"],
         embedding: v4.Embedding,
         first: int,

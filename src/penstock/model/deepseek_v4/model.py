@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Array, Backend, Logits
-from penstock.backend.device import DeviceBackend
+from penstock.backend.device import DeviceBackend, HostBackend
 from penstock.backend.state import DRAFTS, StateLayout, StatePool, Step
 from penstock.errors import OptionError
 from penstock.model.base import Architecture, RoutedExperts
@@ -40,7 +40,8 @@ class Layer:
         )
         self.experts_hyper, self.router = ops.hyper(spec.experts_hyper), ops.router(spec.router)
         self.experts, self.store = ops.experts(spec.experts), experts
-        self.following: Layer | None = None  # whose experts this layer's router input gives away
+        # Block and router of the next layer, if this layer's router input gives away what that will choose.
+        self.following: tuple[str, v4.GuessingRouter] | None = None
 
     def forward(self, streams: Array, batch: Any) -> None:
         """Changes the streams in place."""
@@ -53,12 +54,12 @@ class Layer:
         ids, weights = self.router.run(x, batch)
         guess = None
         if self.following is not None and self.store.guessing and batch.rows <= GUESSED_ROWS:
-            guess = partial(self._guess, self.following, x, batch)
+            guess = partial(self._guess, *self.following, x, batch)
         with self.store.acquire(self.block, ids, guess) as lease:
             return self.experts.run(x, ids, weights, lease)
 
-    def _guess(self, following: "Layer", x: Array, batch: Any) -> None:
-        self.store.guess(following.block, following.router.guess(x, batch))
+    def _guess(self, block: str, router: v4.GuessingRouter, x: Array, batch: Any) -> None:
+        self.store.guess(block, router.guess(x, batch))
 
     def announce(self, tokens: NDArray[np.int64]) -> None:
         """Experts that follow from the tokens alone can be on their way before the layer begins."""
@@ -93,8 +94,13 @@ class DeepSeekV4(Architecture):
         if prefetch:
             for layer, following in pairwise(self.layers):
                 # Its router is asked before its turn, and there is nothing to guess where a table says it.
-                if following.table is None and self.dense.stays(following.block):
-                    layer.following = following
+                router = following.router
+                if (
+                    following.table is None
+                    and self.dense.stays(following.block)
+                    and isinstance(router, v4.GuessingRouter)
+                ):
+                    layer.following = following.block, router
         is_last = layers.stop == config.layer_count
         with_draft = is_last and checkpoint.has_mtp
         self.embedding = self.head = self.draft_block = self.dspark = None
@@ -123,6 +129,11 @@ class DeepSeekV4(Architecture):
         self, description: Description, layout: StateLayout, experts: ExpertStore, embedding: v4.Embedding
     ) -> DSparkModule:
         blocks, config, count = description.checkpoint.draft_blocks, description.config, len(self.layers)
+        if not isinstance(self.ops, v4.DSparkOps):
+            raise OptionError(
+                f"device is {description.backend.name!r}, which has no ops for the model's DSpark module: "
+                "draft 'ngram' or 'off' leaves it out"
+            )
         if (watched := description.watched(blocks[0])) > count:
             raise OptionError(
                 f"the last stage has {count} layers, and the DSpark module looks at the last {watched}; "
@@ -243,10 +254,11 @@ class DeepSeekV4(Architecture):
         checkpoint: Checkpoint, *, kv_dtype: str, context: int, max_rewind: int, layers: range | None = None
     ) -> StateLayout:
         config = checkpoint.config
-        layers = checkpoint.layers if layers is None else layers
-        is_last = layers.stop == config.layer_count
+        stretches = checkpoint.stretches if layers is None else (layers,)
+        numbers = [number for stretch in stretches for number in stretch]
+        is_last = stretches[-1].stop == config.layer_count
         stages = len(checkpoint.draft_blocks) if checkpoint.has_dspark and is_last else 0
-        series = tuple(all_series(config, kv_dtype, layers, checkpoint.has_mtp and is_last, stages))
+        series = tuple(all_series(config, kv_dtype, numbers, checkpoint.has_mtp and is_last, stages))
         return StateLayout(series, context, max_rewind, kv_dtype, config.vocab_size)
 
     @staticmethod
@@ -261,6 +273,7 @@ class DeepSeekV4(Architecture):
     def routed_experts(checkpoint: Checkpoint, backend: Backend, numbers: range) -> RoutedExperts:
         if isinstance(backend, DeviceBackend):
             return DeviceExperts(checkpoint, backend, numbers)
+        assert isinstance(backend, HostBackend)
         return HostExperts(checkpoint, backend)
 
     @classmethod
@@ -277,5 +290,5 @@ class DeepSeekV4(Architecture):
     ) -> Self:
         description = Description(checkpoint, backend, dense)
         ops = backend.deepseek_v4()(backend, pool)
-        layers = checkpoint.layers if layers is None else layers
+        (layers,) = checkpoint.stretches if layers is None else (layers,)
         return cls(description, ops, pool.layout, experts, layers, prefetch)

@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Backend, Vector
-from penstock.backend.device import DeviceBackend, HeldStack
+from penstock.backend import deepseek_v4 as v4
+from penstock.backend.base import Vector
+from penstock.backend.device import DeviceBackend, HeldStack, HostBackend
 from penstock.backend.state import StateLayout
 from penstock.model.base import RoutedExperts
 from penstock.model.deepseek_v4.description import Description
@@ -27,14 +28,18 @@ def layers_of(checkpoint: Checkpoint) -> dict[str, LayerConfig]:
 class HostExperts(RoutedExperts):
     """Straight from the mapped file."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend):
+    def __init__(self, checkpoint: Checkpoint, backend: HostBackend):
         config = checkpoint.config
         description = Description(checkpoint, backend, DenseWeights(checkpoint, backend))
         # Sequences are somebody else's: there is room for one token of them.
         series = tuple(all_series(config, "f16", range(1), False))
         pool = backend.states(StateLayout(series, 1, 0, "f16", config.vocab_size))
         ops, layers = backend.deepseek_v4()(backend, pool), layers_of(checkpoint)
-        self._ops = {block: ops.experts(description.experts(block, layer)) for block, layer in layers.items()}
+        self._ops: dict[str, v4.TermwiseExperts] = {}
+        for block, layer in layers.items():
+            experts = ops.experts(description.experts(block, layer))
+            assert isinstance(experts, v4.TermwiseExperts)
+            self._ops[block] = experts
         self._backend, self._nobody = backend, config.experts
         self._store = MappedExperts(checkpoint, backend)
 

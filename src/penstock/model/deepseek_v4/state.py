@@ -1,6 +1,6 @@
 """What a DeepSeek-V4 sequence keeps between steps: windows of key/value rows, and what compressors need."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.backend.deepseek_v4 import AttentionState
 from penstock.backend.state import Series
@@ -35,11 +35,11 @@ def draft_series(config: ModelConfig, kv_dtype: str) -> list[Series]:
 
 
 def all_series(
-    config: ModelConfig, kv_dtype: str, layers: range, draft: bool, stages: int = 0
+    config: ModelConfig, kv_dtype: str, layers: Sequence[int], draft: bool, stages: int = 0
 ) -> Iterator[Series]:
     """draft: with an MTP block; stages: of a DSpark module"""
-    if not 0 <= layers.start <= layers.stop <= config.layer_count:
-        raise ValueError(f"layers [{layers.start}, {layers.stop}) of a model with {config.layer_count}")
+    if layers and not 0 <= layers[0] <= layers[-1] < config.layer_count:
+        raise ValueError(f"layers [{layers[0]}, {layers[-1] + 1}) of a model with {config.layer_count}")
     for number in layers:
         yield from layer_series(config, config.layers[number], f"blk.{number}", kv_dtype)
     if draft:

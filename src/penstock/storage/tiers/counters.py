@@ -14,9 +14,8 @@ class TierCounters:
     memory_hits: int = 0  # of the misses: in the host's memory
     disk_reads: int = 0  # of the misses: had to be read
     copied: int = 0  # of the misses: brought to the device and kept there
-    ahead_right: int = (
-        0  # brought to the device because a layer was likely to need them, and needed: among the hits
-    )
+    # Brought to the device because a layer was likely to need them, and needed: among the hits
+    ahead_right: int = 0
     ahead_wrong: int = 0  # and not needed
     passed: int = 0  # of the misses: brought to the device for the rows of a long step
     on_host: int = 0  # of the misses: computed by the host

@@ -7,15 +7,16 @@ expert passes through the device, the next ones being copied while those before 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, DividedLease, ExpertSlots, ExpertTable, HostExpert, Wave
+from penstock.backend.base import Array, DividedLease, ExpertSlots, ExpertTable, HostExpert, OpenTable, Wave
 from penstock.storage.heat import ExpertMap, Heat
 from penstock.storage.policies import Key
-from penstock.storage.store import ExpertStore, Lease
+from penstock.storage.store import ExpertStore
 from penstock.storage.streamed import Recorder
 from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division
@@ -25,9 +26,8 @@ from penstock.storage.tiers.passing import Passing
 from penstock.storage.tiers.placement import LONG, Placement, Turn
 from penstock.storage.tiers.plan import Kind
 
-AHEAD: Final = (
-    2  # experts of the next layer that are brought before it asks: the link rests for about one of them
-)
+# Experts of the next layer that are brought before it asks: the link rests for about one of them
+AHEAD: Final = 2
 
 
 class Pool(NamedTuple):
@@ -51,7 +51,7 @@ class TieredExperts(ExpertStore):
         host: HostTier,
         pools: Sequence[Pool],
         counters: TierCounters,
-        table: ExpertTable,
+        table: OpenTable,
         division: Division,
         *,
         recorder: Recorder | None = None,
@@ -95,9 +95,8 @@ class TieredExperts(ExpertStore):
         heat = self.heat.now()
         tiers = np.zeros(heat.size, np.uint8)
         if isinstance(self.host, StreamedTier):
-            tiers[list(self.host.store.memory.entries)] = (
-                1  # the copy is made at once, whatever comes and goes
-            )
+            # The copy is made at once, whatever comes and goes
+            tiers[list(self.host.store.memory.entries)] = 1
         else:
             tiers[:] = 1
         for placement in self.placements:
@@ -205,8 +204,8 @@ class TieredExperts(ExpertStore):
         return sum(info.total_bytes for info in self.source.infos(block * self.source.experts))
 
 
-class TieredLease(Lease, DividedLease):
-    """One layer.  Made once, asked for with every step."""
+class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
+    """One layer.  Made once, asked for with every step; leaving it lets nothing go."""
 
     def __init__(self, store: TieredExperts, block: int, pool: Pool):
         self.store, self.block, self.pool = store, block, pool
@@ -221,10 +220,7 @@ class TieredLease(Lease, DividedLease):
             store.recorder is None and block + 1 < len(blocks) and blocks[block + 1].startswith("blk.")
         )
 
-    def as_they_come(self) -> Iterator[ExpertTable]:
-        raise NotImplementedError("experts of several tiers come by turns")
-
-    in_order = as_they_come
+    def __exit__(self, *_: object) -> None: ...
 
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
         placement, places = self.pool.placement, self.places

@@ -26,9 +26,8 @@ class Passing:
             None,
             None,
         ]  # of each half: what its last wave is awaited by
-        self._ahead: tuple[int, dict[int, int]] | None = (
-            None  # a block, and those of its experts that are coming
-        )
+        # A block, and those of its experts that are coming
+        self._ahead: tuple[int, dict[int, int]] | None = None
 
     def forget(self) -> None:
         """Slots are about to be used otherwise: nothing may be on its way to them."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import ExpertLease
+from penstock.backend.base import DividedLease, ExpertLease
 from penstock.backend.cpu.memory import Buffer, Workspace
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable
 from penstock.native.library import native
@@ -13,7 +13,7 @@ from penstock.native.library import native
 FEW: Final = 16
 
 
-class CpuExperts(v4.Experts):
+class CpuExperts(v4.TermwiseExperts):
     """Σ weight · expert(x), always in ascending order of id: to the bit the same whatever comes when."""
 
     def __init__(self, spec: v4.ExpertsSpec, workspace: Workspace, threads: int):
@@ -22,7 +22,8 @@ class CpuExperts(v4.Experts):
         self.spec, self._workspace, self._threads = spec, workspace, threads
         self.weighted_terms = False  # whether terms come with their routing weight
 
-    def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease) -> Buffer:
+    def run(self, x: Buffer, ids: Buffer, weights: Buffer, lease: ExpertLease | DividedLease) -> Buffer:
+        assert not isinstance(lease, DividedLease)
         if lease.elsewhere is not None or (len(x.array) <= FEW and not lease.resident):
             return self._as_they_come(x, ids, weights, lease)
         spec, rows = self.spec, len(x.array)

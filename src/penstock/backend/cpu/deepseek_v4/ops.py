@@ -1,7 +1,6 @@
-"""The ops around attention and experts, and how a step begins."""
+"""How a step begins, and the makers of its ops."""
 
-from collections.abc import Callable, Iterable
-from ctypes import c_int64, c_void_p
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -10,14 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import Backend, DeviceWeight, Logits
+from penstock.backend.base import Backend, DeviceWeight
 from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
 from penstock.backend.cpu.deepseek_v4.batch import Batch, Sequence, SequenceStates
-from penstock.backend.cpu.deepseek_v4.described import Described, expect, vector, weight_of
+from penstock.backend.cpu.deepseek_v4.described import Described, vector
 from penstock.backend.cpu.deepseek_v4.dspark import CpuBlockAttention, CpuFeatures, CpuMarkovHead
+from penstock.backend.cpu.deepseek_v4.ends import CpuEmbedding, CpuHead, CpuJoin
 from penstock.backend.cpu.deepseek_v4.experts import CpuExperts
 from penstock.backend.cpu.deepseek_v4.guesser import CpuGuesser
+from penstock.backend.cpu.deepseek_v4.hyper import CpuHyper
+from penstock.backend.cpu.deepseek_v4.router import CpuRouter
 from penstock.backend.cpu.deepseek_v4.sizes import step_bytes
 from penstock.backend.cpu.low_precision import round_attention, round_experts, round_join
 from penstock.backend.cpu.memory import Buffer, Workspace
@@ -31,197 +33,7 @@ from penstock.weights.quants.encode import DECODED
 T = TypeVar("T")
 
 
-class CpuHyper(v4.Hyper):
-    def __init__(self, spec: v4.HyperSpec, workspace: Workspace, threads: int):
-        n, hidden = spec.streams, len(spec.norm)
-        width = (2 + n) * n
-        most = native().ps_limit(b"streams")
-        fn = weight_of(spec.fn)
-        expect(
-            0 < n <= most
-            and fn.info.shape == (width, n * hidden)
-            and spec.base.size == width
-            and spec.scale.size == 3,
-            f"{fn.info.name}: {list(fn.info.shape)} does not fit {n} streams of {hidden}, at most {most}",
-        )
-        base, scale, norm = vector(spec.base), vector(spec.scale), vector(spec.norm)
-        self.described = Described(
-            structs.Hyper(
-                *(fn.address, base.address, scale.address, norm.address),
-                *(n, hidden, spec.iterations, spec.eps, spec.rms_eps),
-            ),
-            *(fn, base, scale, norm),
-        )
-        self._shape, self._mix = (hidden,), (width,)
-        self._workspace, self._threads = workspace, threads
-
-    def enter(self, streams: Buffer) -> tuple[Buffer, Buffer]:
-        return self._enter(None, None, streams)
-
-    def between(self, y: Buffer, streams: Buffer, mix: Buffer) -> tuple[Buffer, Buffer]:
-        return self._enter(y.address, mix.address, streams)
-
-    def _enter(self, y: int | None, before: int | None, streams: Buffer) -> tuple[Buffer, Buffer]:
-        rows = len(streams.array)
-        x = self._workspace.take("sublayer input", rows, self._shape)  # [rows, hidden]
-        mix = self._workspace.take("hyper mix", rows, self._mix)  # [rows, pre n | post n | comb n · n]
-        native().ps_hyper_enter(
-            *(
-                self.described.address,
-                y,
-                before,
-                streams.address,
-                rows,
-                x.address,
-                mix.address,
-                self._threads,
-            )
-        )
-        return x, mix
-
-    def leave(self, y: Buffer, streams: Buffer, mix: Buffer) -> None:
-        native().ps_hyper_leave(
-            *(y.address, streams.address, mix.address, *streams.array.shape, self._threads)
-        )
-
-
-class CpuRouter(v4.Router):
-    def __init__(self, spec: v4.RouterSpec, workspace: Workspace, threads: int):
-        gate = weight_of(spec.gate)
-        experts, name = gate.info.shape[0], gate.info.name
-        table = None if spec.table is None else Buffer(np.ascontiguousarray(spec.table, np.int64))
-        bias = None if spec.bias is None else vector(spec.bias)
-        expect(0 < spec.count <= experts, f"{name}: {spec.count} of {experts} experts")
-        expect(bias is None or bias.array.size == experts, f"{name}: a bias for other experts")
-        expect(
-            table is None
-            or (
-                table.array.shape[1] == spec.count
-                and bool(((table.array >= 0) & (table.array < experts)).all())
-            ),
-            f"{name}: a table of other experts",
-        )
-        self.described = Described(
-            structs.Router(
-                *(gate.address, bias.address if bias else None, table.address if table else None),
-                *(spec.count, spec.normalize, spec.scale),
-            ),
-            *(gate, bias, table),
-        )
-        self.count, self._workspace, self._threads = spec.count, workspace, threads
-
-    def run(self, x: Buffer, batch: Batch) -> tuple[Buffer, Buffer]:
-        return self._route(x, batch, "expert")
-
-    def guess(self, x: Buffer, batch: Batch) -> NDArray[np.int64]:
-        return self._route(x, batch, "guessed expert")[0].array
-
-    def _route(self, x: Buffer, batch: Batch, name: str) -> tuple[Buffer, Buffer]:
-        ids = self._workspace.take(f"{name} ids", batch.rows, (self.count,), np.int64)
-        weights = self._workspace.take(f"{name} weights", batch.rows, (self.count,))
-        native().ps_route_rows(
-            *(self.described.address, x.address, batch.tokens.address, batch.rows),
-            *(ids.address, weights.address, self._threads),
-        )
-        return ids, weights
-
-
-class CpuHead(v4.Head):
-    def __init__(self, spec: v4.HeadSpec, workspace: Workspace, threads: int):
-        n, hidden = spec.streams, len(spec.norm)
-        fn = weight_of(spec.fn)
-        expect(
-            fn.info.shape == (n, n * hidden) and spec.base.size == n and spec.scale.size in (1, n),
-            f"{fn.info.name}: {list(fn.info.shape)} does not fit {n} streams of {hidden}",
-        )
-        base, norm = vector(spec.base), vector(spec.norm)
-        scale = vector(np.broadcast_to(spec.scale, (n,)))
-        self.described = Described(
-            structs.Head(
-                *(fn.address, base.address, scale.address, norm.address, n, hidden, spec.eps, spec.rms_eps)
-            ),
-            *(fn, base, scale, norm),
-        )
-        self._streams, self._hidden, self.vocab = (n, hidden), (hidden,), spec.vocab
-        self._workspace, self._threads = workspace, threads
-
-    def run(self, streams: Buffer, rows: NDArray[np.int64], output: Iterable[DeviceWeight]) -> Logits:
-        count = len(rows)
-        chosen = streams
-        if count != len(streams.array):
-            chosen = self._workspace.take("head streams", count, self._streams)
-            np.take(streams.array, rows, axis=0, out=chosen.array)
-        x = self._workspace.take("head input", count, self._hidden)
-        native().ps_head_input(self.described.address, chosen.address, count, x.address, self._threads)
-        logits = np.empty((count, self.vocab), np.float32)
-        at = 0
-        for piece in output:
-            weight = weight_of(piece)
-            native().ps_products(
-                *((c_void_p * 1)(weight.address), 1, x.address, *self._hidden, count),
-                *((c_void_p * 1)(logits.ctypes.data + 4 * at), (c_int64 * 1)(self.vocab), self._threads),
-            )
-            at += weight.info.shape[0]
-        return logits
-
-
-class CpuEmbedding(v4.Embedding):
-    def __init__(self, weight: DeviceWeight, workspace: Workspace):
-        self.weight, self._workspace = weight_of(weight), workspace
-
-    def run(self, batch: Batch) -> Buffer:
-        out = self._workspace.take("embedded", batch.rows, self.weight.info.shape[1:])  # [rows, hidden]
-        size = out.array.strides[0]
-        for row, token in enumerate(batch.step.tokens.tolist()):
-            self.weight.row(token, out.array[row], out.address + row * size)
-        return out
-
-
-class CpuJoin(v4.Join):
-    def __init__(self, spec: v4.JoinSpec, workspace: Workspace, threads: int):
-        self.spec, self._workspace, self._threads = spec, workspace, threads
-        self.projections = [weight_of(projection) for projection in spec.projections]
-        self.norms = vector(spec.embedding_norm), vector(spec.stream_norm)
-        self.round_group = 0  # channels that share a scale where inputs are rounded; 0: they are not
-
-    def run(self, streams: Buffer, embedded: Buffer) -> Buffer:
-        n, hidden = self.spec.streams, self.spec.hidden
-        rows = len(streams.array)
-        e = self._normed("draft embedded", embedded, rows, self.norms[0])
-        h = self._normed("draft streams", streams, rows * n, self.norms[1])
-        out = self._workspace.take("draft input", rows, (n, hidden))
-        if len(self.projections) == 1:  # columns: embedding first, then hidden
-            both = self._workspace.take("draft both", rows * n, (2 * hidden,))
-            both.array.reshape(rows, n, 2 * hidden)[..., :hidden] = e.array[:, None]
-            both.array[:, hidden:] = h.array
-            self._product(0, both, out)
-        else:
-            projected = self._workspace.take("draft projected", rows, (hidden,))
-            self._product(0, e, projected)
-            self._product(1, h, out)
-            out.array += projected.array[:, None]
-        return out
-
-    def _normed(self, name: str, x: Buffer, rows: int, norm: Buffer) -> Buffer:
-        out = self._workspace.take(name, rows, (self.spec.hidden,))
-        native().ps_rms_norm(
-            *(x.address, norm.address, rows, self.spec.hidden, self.spec.eps, out.address, self._threads)
-        )
-        if self.round_group:
-            native().ps_round_fp8(out.address, rows, self.spec.hidden, self.round_group, self._threads)
-        return out
-
-    def _product(self, number: int, x: Buffer, out: Buffer) -> None:
-        rows, columns = x.array.shape
-        native().ps_products(
-            *((c_void_p * 1)(self.projections[number].address), 1, x.address, columns, rows),
-            *((c_void_p * 1)(out.address), (c_int64 * 1)(self.spec.hidden), self._threads),
-        )
-
-
-class CpuOps(v4.Ops):
-    late = True
-
+class CpuOps(v4.LateDraftOps, v4.DSparkOps):
     def __init__(self, backend: Backend, pool: StatePool):
         assert isinstance(backend, CpuBackend)
         assert isinstance(pool, CpuStates)

@@ -221,14 +221,17 @@ class CudaAttention(v4.Attention):
                 *picks,
             )  # fmt: skip
         given = (shaped, self._window, places, self._sinks, spec.window, spec.eps, ratio, where, picks[0])
+        apart = None
+        if Attention.many(rows, spec.heads):
+            apart = workspace.take("sums apart", Attention.apart_floats(spec.heads))[a:b]
         if forms_of([self._out_a.kind], rows) == DIGITS:
             width = spec.heads * spec.dim // spec.groups
             image = workspace.once(
                 ("heads", a, rows, width, spec.groups), lambda: Image(rows, width, DIGITS, spec.groups)
             )
-            return image, Attention(*given, digits=image, early=True)
+            return image, Attention(*given, digits=image, early=True, apart=apart)
         out = workspace.take("heads", spec.heads * spec.dim)[a:b]
-        return out, Attention(*given, out=out, early=True)
+        return out, Attention(*given, out=out, early=True, apart=apart)
 
     def _output(self, x: Input, a: int, b: int) -> list[Launch]:
         rows, workspace = b - a, self._memory.workspace

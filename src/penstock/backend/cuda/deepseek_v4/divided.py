@@ -122,8 +122,8 @@ class Divided:
             beside = None if inner is None else (self._shared.down, inner)
             return [
                 ManyExperts(
-                    slots.gate_up, slots.down, chosen, [image], acts, out, parts, spec.limit, beside, places,
-                    ahead=self._ahead,
+                    slots.gate_up, slots.down, chosen, [image], acts, out, parts, spec.limit, beside,
+                    places=places, ahead=self._ahead,
                 )
             ]  # fmt: skip
         return [

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import DividedLease, ExpertLease
@@ -64,9 +63,6 @@ class CudaRouter(v4.Router):
     def run(self, x: SublayerInput | HalfRows, batch: Batch) -> tuple[Routed, None]:
         del x  # the experts have it too
         return Routed(self, batch), None
-
-    def guess(self, x: SublayerInput, batch: Batch) -> NDArray[np.int64]:
-        raise NotImplementedError("experts of a card are all there: nobody guesses")
 
 
 class CudaExperts(v4.Experts):
@@ -170,7 +166,7 @@ class CudaExperts(v4.Experts):
                 for a, b, image in images
                 for launch in self._plain(a, b, image, out[a:b], router, stack)
             ]
-        if x.rows > FEW:
+        if rows > FEW:
             return size, self._many(images, out[: x.rows], router, stack)
         return size, [
             launch for a, b, image in images for launch in self._few(a, b, image, out[a:b], router, stack)
@@ -233,7 +229,6 @@ class CudaExperts(v4.Experts):
         chosen = self._router(router, 0, rows)
         acts, parts = many_memory(workspace, rows, count, spec.hidden, stack.gate_up.rows)
         launches: list[Launch] = []
-        meanwhile: list[Dense] = []
         beside, alone, width = None, workspace.take("shared expert", spec.hidden)[:rows], shared.gate_up.rows
         if shared_comes_along(shared.gate_up, shared.down, stack.gate_up):
             inner = workspace.once(("shared acts", 0, rows, width), lambda: DigitVectors(rows, width))
@@ -241,18 +236,11 @@ class CudaExperts(v4.Experts):
         for a, b, image in images:
             if beside is None:
                 launches += self._shared_alone(a, b, image, alone[a:b])
-            else:
-                part, limit = beside[1].part(a, b), spec.shared_limit
-                meanwhile.append(
-                    Dense(
-                        [shared.gate_up], image, [part.values], b - a, digits=part, limit=limit, beside=True
-                    )
-                )
-            launches.append(Dense([gate], image, [chosen.logits[a:b]], b - a, stages=4))
+            launches.append(Dense([gate], image, [chosen.logits[a:b]], b - a, late=True, stages=4))
         launches.append(
             ManyExperts(
                 stack.gate_up, stack.down, chosen, [image for _, _, image in images], acts, out, parts, spec.limit,
-                beside, meanwhile=meanwhile, ahead=self._memory.mix(self._next_mix),
+                beside, shared.gate_up if beside else None, spec.shared_limit, ahead=self._memory.mix(self._next_mix),
             )
         )  # fmt: skip
         return launches if beside else [*launches, Add(out, alone)]

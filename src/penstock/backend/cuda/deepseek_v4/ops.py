@@ -51,9 +51,7 @@ class CudaOps(v4.Ops):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range, settled: bool = False, since: int = 0) -> Batch:
-        assert not settled
-        assert not since
+    def begin(self, step: Step, blocks: range) -> Batch:
         self._backend.activate()
         with translated("a step"):
             if step.rows > STEP_ROWS:
@@ -177,6 +175,5 @@ class CudaOps(v4.Ops):
             parts.append(now[start : start + count - 1])
         return torch.cat(parts)
 
-    def kept_streams(self, series: int, slot: int, first: int, count: int = 1) -> torch.Tensor:
-        assert count == 1
+    def kept_streams(self, series: int, slot: int, first: int) -> torch.Tensor:
         return self._pool.get(slot, series, first).view(1, *self._shape)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.backend.cuda.attention import Attention
 from penstock.backend.cuda.experts_many import parts_floats
 from penstock.backend.cuda.placed import experts_are_fast
 from penstock.backend.cuda.prefill_attention import DIM, INDEX_DIM, INDEX_HEADS
@@ -61,7 +62,7 @@ def _short_bytes(checkpoint: Checkpoint, rows: int) -> int:
     c = checkpoint.config
     floats = 8 * c.streams * c.hidden + 64 * c.hidden  # streams of steps, head and draft; outputs, images
     floats += 2 * (c.q_rank + c.head_dim) + 4 * c.heads * c.head_dim  # queries, heads and their images
-    floats += 8 * c.o_groups * c.o_rank
+    floats += 8 * c.o_groups * c.o_rank + Attention.apart_floats(c.heads)
     scored = 0
     for layer in c.layers:
         if layer.attention is AttentionKind.SPARSE:

@@ -1,10 +1,13 @@
 // Attention of one token a row over the raw window, compressed rows and the sink (spec §3.10): every key row is also the value.
 //
 // One row, 640 keys: 640 KB of keys (0.15 µs at 4.5 TB/s), 84 MFLOP.  What counts is the chain: queries, keys, scores, weights, sums,
-// and sums of sums.  A block has 16 heads and a share of the keys, 48 at a time; a warp has 64 of the 512 channels.  The tensor cores multiply: keys are exact f16, queries and weights go as high and low f16
-// parts, so that 22 bits of them count.  The blocks of a cluster have the shares of the same heads; every one of them finishes some
-// heads, from sums that the others have written into its shared memory: adds them in a fixed order, adds the sink and turns the result
-// back by the query's position.
+// and sums of sums.  A block has 16 heads and a share of the keys, 48 at a time; a warp has 64 of the 512 channels.  The tensor cores
+// multiply: keys are exact f16, queries and weights go as high and low f16 parts, so that 22 bits of them count.  The blocks of a cluster
+// have the shares of the same heads; every one of them finishes some heads, from sums that the others have written into its shared memory:
+// adds them in a fixed order, adds the sink and turns the result back by the query's position.
+//
+// With so many rows that the card has no place for all clusters at once, the last of them would take as long again (7 rows 11 µs, 8 rows 18).
+// Then blocks stand alone (`attend_apart`), leave their sums in memory, and a second kernel finishes heads (`attend_join`), with the same bits.
 #include "cluster.cuh"
 #include "columns.cuh"
 
@@ -30,6 +33,8 @@ struct Attention {
     int heads, rows, window_length, ratio, pick_stride, group_heads;
     int early;  // of the kernels before, one let the next start only when what wrote queries and places had ended: they can be read at once
     float eps;
+    float* apart;       // [rows, heads / 16, CLUSTER, 16, 512]: sums of blocks that stand alone
+    float2* apart_tops; // [rows, heads / 16, CLUSTER, 16]: their largest score and sum of weights
 };
 
 struct Shared {
@@ -62,14 +67,82 @@ PS_DEVICE void split_pair(float a, float b, u32& high, u32& low) {
     low = float_to_half(a - half_to_float(ha)) | static_cast<u32>(float_to_half(b - half_to_float(hb))) << 16;
 }
 
-// grid: (heads / 16 · cluster, rows)
-extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_constant__ Attention p) {
+// A row's keys: the window first, then compressed rows; equal shares for the blocks.
+struct Keys {
+    int near, count, each, shares;
+
+    PS_DEVICE Keys(const Attention& p, int position) {
+        const int visible = p.ratio ? (position + 1) / p.ratio : 0;
+        near = min(position + 1, p.window_length), count = near + (p.picks ? min(visible, p.pick_stride) : visible);
+        each = max((count + CLUSTER - 1) / CLUSTER, LEAST), shares = (count + each - 1) / each;
+    }
+};
+
+// What a thread finishes: channels `channel` … of a head, of which a block has OWN.
+constexpr int CHANNELS = 2 * OWN;
+
+// share: of share lane % CLUSTER, the largest score and the sum of weights; sums_of: where a share has what it summed for these channels.
+template <class SumsOf>
+PS_DEVICE void finish(const Attention& p, int row, int head, int channel, float sink, const float2 (&turn)[OWN], float2 share, int shares,
+                      const SumsOf& sums_of, float (&largest_of)[WARPS]) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float top = share.x;
+#pragma unroll
+    for (int d = CLUSTER / 2; d > 0; d >>= 1) top = fmaxf(top, __shfl_xor_sync(ALL, top, d));
+    top = fmaxf(top, sink);
+    const float factor = expf(share.x - top);
+    float sum = share.y * factor;
+#pragma unroll
+    for (int d = CLUSTER / 2; d > 0; d >>= 1) sum += __shfl_xor_sync(ALL, sum, d);
+    const float inverse = __frcp_rn(sum + expf(sink - top));
+    float x[CHANNELS] = {};
+#pragma unroll 4
+    for (int s = 0; s < shares; s++) {
+        const float f = __shfl_sync(ALL, factor, s);
+        const float4 v = sums_of(s);
+        x[0] = fmaf(v.x, f, x[0]), x[1] = fmaf(v.y, f, x[1]), x[2] = fmaf(v.z, f, x[2]), x[3] = fmaf(v.w, f, x[3]);
+    }
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        float a = x[2 * i] * inverse, b = x[2 * i + 1] * inverse;
+        if (channel >= DIM - ROPE) {  // back by the query's position
+            const float turned = a * turn[i].x + b * turn[i].y;
+            b = b * turn[i].x - a * turn[i].y, a = turned;
+        }
+        x[2 * i] = a, x[2 * i + 1] = b;
+        largest = fmaxf(largest, fmaxf(fabsf(a), fabsf(b)));
+        if (p.out) *reinterpret_cast<float2*>(p.out + (static_cast<size_t>(row) * p.heads + head) * DIM + channel + 2 * i) = {a, b};
+    }
+    if (!p.digits) return;
+    constexpr int CELL_WARPS = CELL / (CHANNELS * WARP);
+    largest = warp_largest(largest);
+    if (lane == 0) largest_of[warp] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < CELL_WARPS; w++) largest = fmaxf(largest, largest_of[warp / CELL_WARPS * CELL_WARPS + w]);
+    const float2 scale = digit_scale(largest);
+    const InputPlan plan = {p.group_heads * DIM, min(p.rows, PIECE), DIGITS};
+    const int number = row / PIECE * (p.heads / p.group_heads) + head / p.group_heads, in_piece = row % PIECE;
+    char* image = reinterpret_cast<char*>(p.digits) + static_cast<size_t>(number) * plan.bytes();
+    const int column = head % p.group_heads * DIM + channel;
+    char* planes = image + 2 * in_piece * plan.digit_stride() + column;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int2 a = digits_of(x[2 * i], scale.y), b = digits_of(x[2 * i + 1], scale.y);
+        *reinterpret_cast<u16*>(planes + 2 * i) = static_cast<u16>((a.x & 255) | (b.x & 255) << 8);
+        *reinterpret_cast<u16*>(planes + plan.digit_stride() + 2 * i) = static_cast<u16>((a.y & 255) | (b.y & 255) << 8);
+    }
+    if (column % CELL == 0) reinterpret_cast<float*>(image + plan.scales_at())[column / CELL * 8 + in_piece] = scale.x;
+}
+
+// grid: (heads / 16 · CLUSTER, rows)
+template <bool APART>
+PS_DEVICE void attend_block(const Attention& p) {
     extern __shared__ __align__(128) char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int rank = cluster_rank(), head0 = blockIdx.x / CLUSTER * HEADS, row = blockIdx.y;
-    // What the thread finishes: channels `channel` … of a head.
-    constexpr int CHANNELS = 2 * OWN;
+    const int rank = APART ? blockIdx.x % CLUSTER : cluster_rank(), head0 = blockIdx.x / CLUSTER * HEADS, row = blockIdx.y;
     const int own = threadIdx.x * CHANNELS / DIM, head = head0 + rank * OWN + own, channel = threadIdx.x * CHANNELS % DIM;
     if (threadIdx.x == 0) barrier_init(&shared.keys_here, 1), barrier_init(&shared.sums_here, 1), barrier_init_visible();
     const float sink = p.sinks[head];
@@ -97,10 +170,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
 #pragma unroll
         for (int s = 0; s < STEPS; s++) by[s][0] = __ldcg(turns + s * 8 + t), by[s][1] = __ldcg(turns + s * 8 + 4 + t);
     }
-    // Keys: the window first, then compressed rows; equal shares for the blocks.
-    const int near = min(position + 1, p.window_length), visible = p.ratio ? (position + 1) / p.ratio : 0;
-    const int count = near + (p.picks ? min(visible, p.pick_stride) : visible), each = max((count + CLUSTER - 1) / CLUSTER, LEAST);
-    const int first = rank * each, end = min(first + each, count), shares = (count + each - 1) / each;
+    const Keys keys(p, position);
+    const int near = keys.near, first = rank * keys.each, end = min(first + keys.each, keys.count), shares = keys.shares;
     const int ring = (position - near + 1) % p.window.capacity;  // where the window's first key is
     const int* picks = p.picks + static_cast<size_t>(row) * p.pick_stride - near;
     if (const int ahead = first + static_cast<int>(threadIdx.x) * WARP; p.picks && ahead < end) prefetch(picks + max(ahead, near));
@@ -111,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
                                    : p.compressed.at + static_cast<size_t>(pick) * p.compressed.apart);
     };
     // Keys come nearer as far as they are known, though the newest may be written only now.
-    for (int key = first + threadIdx.x; key < min(end, p.picks ? near : count); key += WARPS * WARP) prefetch(row_of(key, key - near), DIM * 2);
+    for (int key = first + threadIdx.x; key < min(end, p.picks ? near : keys.count); key += WARPS * WARP) prefetch(row_of(key, key - near), DIM * 2);
     // Rows behind the last key are multiplied with zeros, so they must be numbers.
     for (int i = max(end - first, 0) * (KEY_STRIDE / 16) + threadIdx.x; i < min((end - first + 15) / 16 * 16, KEYS) * (KEY_STRIDE / 16); i += WARPS * WARP)
         reinterpret_cast<uint4*>(shared.keys)[i] = {0, 0, 0, 0};
@@ -216,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
             }
         }
         __syncthreads();
-        if (at + KEYS >= end) cluster_arrive_relaxed();  // the scores' place is free for sums
+        if (!APART && at + KEYS >= end) cluster_arrive_relaxed();  // the scores' place is free for sums
         const float f0 = shared.factor[g], f1 = shared.factor[g + 8];
 #pragma unroll
         for (int n = 0; n < SLICE / 8; n++) o[n][0] *= f0, o[n][1] *= f0, o[n][2] *= f1, o[n][3] *= f1;
@@ -236,6 +307,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
             }
         }
     }
+    if constexpr (APART) {
+        if (first >= end) return;
+        const size_t block = (static_cast<size_t>(row) * gridDim.x + blockIdx.x) * HEADS;
+#pragma unroll
+        for (int n = 0; n < SLICE / 8; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                *reinterpret_cast<float2*>(p.apart + (block + g + 8 * h) * DIM + warp * SLICE + n * 8 + 2 * t) = {o[n][2 * h], o[n][2 * h + 1]};
+        if (threadIdx.x < HEADS) p.apart_tops[block + threadIdx.x] = {shared.top[threadIdx.x], shared.sum[threadIdx.x]};
+        return;
+    }
     if (first < end) {
         __syncthreads();  // all are done with the keys
 #pragma unroll
@@ -252,8 +334,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
     if (first < end && lane < 2) {
         const int to = warp * 2 + lane;
         const u32 bar = shared_of(&shared.sums_here, to / OWN);
-        send_bulk(shared_of(shared.sums[rank][to % OWN], to / OWN), shared.stage[to], DIM * sizeof(float), bar);
+        if (to / OWN != rank) send_bulk(shared_of(shared.sums[rank][to % OWN], to / OWN), shared.stage[to], DIM * sizeof(float), bar);
         send(shared_of(&shared.tops[rank][to % OWN], to / OWN), float2{shared.top[to], shared.sum[to]}, bar);
+    }
+    if (first < end && warp * 2 / OWN == rank) {  // a block's own: copies in bulk are for others
+#pragma unroll 4
+        for (int i = lane; i < DIM; i += WARP) {
+            const int to = warp * 2 + i / (DIM / 2), at = i % (DIM / 2) * 2;
+            send(shared_of(&shared.sums[rank][to % OWN][at], rank), float2{shared.stage[to][at], shared.stage[to][at + 1]}, shared_of(&shared.sums_here, rank));
+        }
     }
     if (threadIdx.x == 0) barrier_expect(&shared.sums_here, shares * OWN * (DIM * sizeof(float) + sizeof(float2)));
     barrier_wait(&shared.sums_here, 0);
@@ -263,53 +352,31 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_c
     // Lane s has share s; those that saw no key come last and are left out.
     float2 share = {-INFINITY, 0};
     if (lane % CLUSTER < shares) share = shared.tops[lane % CLUSTER][own];
-    float top = share.x;
-#pragma unroll
-    for (int d = CLUSTER / 2; d > 0; d >>= 1) top = fmaxf(top, __shfl_xor_sync(ALL, top, d));
-    top = fmaxf(top, sink);
-    const float factor = expf(share.x - top);
-    float sum = share.y * factor;
-#pragma unroll
-    for (int d = CLUSTER / 2; d > 0; d >>= 1) sum += __shfl_xor_sync(ALL, sum, d);
-    const float inverse = __frcp_rn(sum + expf(sink - top));
-    float x[CHANNELS] = {};
-#pragma unroll 4
-    for (int s = 0; s < shares; s++) {
-        const float f = __shfl_sync(ALL, factor, s);
-#pragma unroll
-        for (int i = 0; i < CHANNELS; i++) x[i] = fmaf(shared.sums[s][own][channel + i], f, x[i]);
-    }
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        float a = x[2 * i] * inverse, b = x[2 * i + 1] * inverse;
-        if (channel >= DIM - ROPE) {  // back by the query's position
-            const float turned = a * turn[i].x + b * turn[i].y;
-            b = b * turn[i].x - a * turn[i].y, a = turned;
-        }
-        x[2 * i] = a, x[2 * i + 1] = b;
-        largest = fmaxf(largest, fmaxf(fabsf(a), fabsf(b)));
-        if (p.out) *reinterpret_cast<float2*>(p.out + (static_cast<size_t>(row) * p.heads + head) * DIM + channel + 2 * i) = {a, b};
-    }
+    auto sums_of = [&](int s) { return *reinterpret_cast<const float4*>(&shared.sums[s][own][channel]); };
+    finish(p, row, head, channel, sink, turn, share, shares, sums_of, shared.largest);
     cluster_wait();
-    if (!p.digits) return;
-    constexpr int CELL_WARPS = CELL / (CHANNELS * WARP);
-    largest = warp_largest(largest);
-    if (lane == 0) shared.largest[warp] = largest;
-    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_constant__ Attention p) { attend_block<false>(p); }
+extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2) attend_apart(const __grid_constant__ Attention p) { attend_block<true>(p); }
+
+// grid: (heads / OWN, rows)
+extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend_join(const __grid_constant__ Attention p) {
+    __shared__ float largest[WARPS];
+    const int lane = threadIdx.x % WARP, row = blockIdx.y;
+    const int own = threadIdx.x * CHANNELS / DIM, head = blockIdx.x * OWN + own, channel = threadIdx.x * CHANNELS % DIM;
+    const size_t block = (static_cast<size_t>(row) * (p.heads / HEADS) + head / HEADS) * CLUSTER * HEADS + head % HEADS;  // of share 0
+    let_next_start();
+    const float sink = p.sinks[head];
+    const int shares = Keys(p, __ldcg(p.positions + row)).shares;
+    float2 turn[OWN] = {};
+    if (channel >= DIM - ROPE) {
 #pragma unroll
-    for (int w = 0; w < CELL_WARPS; w++) largest = fmaxf(largest, shared.largest[warp / CELL_WARPS * CELL_WARPS + w]);
-    const float2 scale = digit_scale(largest);
-    const InputPlan plan = {p.group_heads * DIM, min(p.rows, PIECE), DIGITS};
-    const int number = row / PIECE * (p.heads / p.group_heads) + head / p.group_heads, in_piece = row % PIECE;
-    char* image = reinterpret_cast<char*>(p.digits) + static_cast<size_t>(number) * plan.bytes();
-    const int column = head % p.group_heads * DIM + channel;
-    char* planes = image + 2 * in_piece * plan.digit_stride() + column;
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        const int2 a = digits_of(x[2 * i], scale.y), b = digits_of(x[2 * i + 1], scale.y);
-        *reinterpret_cast<u16*>(planes + 2 * i) = static_cast<u16>((a.x & 255) | (b.x & 255) << 8);
-        *reinterpret_cast<u16*>(planes + plan.digit_stride() + 2 * i) = static_cast<u16>((a.y & 255) | (b.y & 255) << 8);
+        for (int i = 0; i < OWN; i++) turn[i] = __ldcg(p.turns + row * (ROPE / 2) + (channel - (DIM - ROPE)) / 2 + i);
     }
-    if (column % CELL == 0) reinterpret_cast<float*>(image + plan.scales_at())[column / CELL * 8 + in_piece] = scale.x;
+    wait_for_previous();
+    float2 share = {-INFINITY, 0};
+    if (lane % CLUSTER < shares) share = __ldcg(p.apart_tops + block + lane % CLUSTER * HEADS);
+    auto sums_of = [&](int s) { return __ldcg(reinterpret_cast<const float4*>(p.apart + (block + s * HEADS) * DIM + channel)); };
+    finish(p, row, head, channel, sink, turn, share, shares, sums_of, largest);
 }

@@ -160,11 +160,21 @@ PS_DEVICE void barrier_expect(u64* bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
                  : "memory");
 }
+PS_DEVICE void barrier_arrive(u64* bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
+}
 PS_DEVICE void barrier_wait(u64* bar, u32 parity) {
     asm volatile(
         "{\n .reg .pred p;\n"
         "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @p bra done;\n bra again;\n"
         "done:\n}\n" ::"r"(shared_address(bar)), "r"(parity) : "memory");
+}
+// The same without waiting.
+PS_DEVICE bool barrier_test(u64* bar, u32 parity) {
+    u32 over;
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(over) : "r"(shared_address(bar)), "r"(parity) : "memory");
+    return over != 0;
 }
 PS_DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

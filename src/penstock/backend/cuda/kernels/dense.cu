@@ -47,7 +47,6 @@ struct Dense {
     const char* ahead;  // what the kernel behind this one will read first, so that it is nearer then; or null
     int ahead_bytes;
     int late;  // the next kernel may start only when the one before this has ended: it reads what that one wrote
-    int beside;  // the image is older than the kernel before, which runs at the same time
     float limit;
 };
 
@@ -215,7 +214,7 @@ PS_DEVICE void products(const Dense& p) {
             if (p.late) let_next_start();
         });
     } else {
-        if (!p.beside) wait_for_previous();
+        wait_for_previous();
         if (p.late) let_next_start();
         if constexpr (CLUSTER > 1 || SETS > 2) {
             if (warp == 0) fetch_columns(p.inputs, plan, x, (SETS + 1) / 2, group, rank, CLUSTER, image_bar, lane);
@@ -329,7 +328,6 @@ PS_DEVICE void products(const Dense& p) {
         if (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();  // nobody sends before this block has read
         else __syncthreads();
     }
-    if (p.beside) wait_for_previous();  // who waits for this kernel waits for that one too
 }
 
 #ifdef DENSE_FORMATS  // one mix of formats, one source of inputs: every other instruction would be in the way

@@ -50,3 +50,14 @@ PS_DEVICE void write_digits(const DigitOutput& out, int vector, int cell, int la
 
 // Tiles of a cell: 16, or fewer in the last.
 PS_DEVICE int tiles_of_cell(int tiles, int cell) { return min(16, tiles - cell * 16); }
+
+// ── partial sums ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PS_DEVICE int whole(int floats) { return (floats + 31) / 32 * 32; }  // as many as 128 bytes take
+
+// Slices of a tile, the work of neighbouring warps, as a power of two: a rule of the matrix alone, because the order of sums follows from
+// it.
+PS_DEVICE int log_slices_for(int cells, int most) {
+    while (1 << most > cells) most--;
+    return most;
+}

@@ -1,16 +1,16 @@
-// A layer's experts for 3 to 32 rows, in five launches: who sees which rows; gate and up; activations; down; sums.
+// A layer's experts for 3 to 32 rows, in five launches: who sees which rows; gate and up; activations; down; sums.  The shared expert's are
+// a part of each, and its gate and up, which need nobody's choice, are done while that is made.
 //
 // An expert has few of the rows (of 8 rows, 46 experts have one each; of 32, 137 have 1.4), so its weights are unpacked for one row or two,
 // and unpacking is what costs: IQ2_XXS takes 29 instructions for 512 weights, Q2_K 18, of those that four schedulers can issue while memory
 // delivers them 26 and 32.  A warp therefore does nothing else.  It keeps the inputs of a job's 256 columns in registers while the weights of
 // many tiles pass by, and writes what 256 columns make of 16 rows of weights.  Nobody meets anybody: the kernels behind add up, in the order
-// in which experts.cu does, so that a row has the same bits.
+// in which experts_up.cu and experts_down.cu do, so that a row has the same bits.
 #define ROUTED_ROWS 32
 #include "epilogue.cuh"
 #include "routing.cuh"
 
 constexpr int PIECES = 32;  // of the rows, that inputs come in
-constexpr int JOBS = (sizeof(Jobs) + 127) / 128 * 128;
 
 // ── who sees which rows ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(MAX_EXPERTS) experts_route(const __
     Routing own = p.routing;
     own.logits += row * own.experts;
     own.tokens += row;
+    let_next_start();
     wait_for_previous();
-    let_next_start();  // only now: the next kernel reads what is older than this one
     choose_experts(own, 1, choice, scratch);
     __syncthreads();
     if (i < count) p.chosen->ids[row][i] = choice.chosen.ids[0][i], p.chosen->weights[row][i] = choice.chosen.weights[0][i];
@@ -67,7 +67,8 @@ struct Pass {
     const u8* digits[PIECES];    // of rows 0 …, 1 << log_piece …; or, at the first, of vectors
     float* parts;                // [cells][room][16 · tiles]: what a cell's integers come to, by pairs
     int tiles, cells, room;
-    int of_vectors, log_piece;           // whether inputs belong to a row and an expert, or to a row
+    int blocks;                              // that take part: the first
+    int of_vectors, log_piece;               // whether inputs belong to a row and an expert, or to a row
     int row_bytes, cell_bytes, plane_bytes;  // how far digits lie apart
 };
 
@@ -100,56 +101,85 @@ struct HeldInputs {
     PS_DEVICE uint2 negative(int, int i) const { return negated[NEGATIVE ? i : 0]; }
 };
 
-// A warp's share of a pass, in two halves: `Stream` asks for weights, as far ahead as its ring allows; `pass` multiplies.  Warps whose cells lie
-// side by side share a ring: a copy of a cell alone is too small to be fast.
-template <int FORMAT>
-struct Stream {
-    static constexpr int BYTES = cell_bytes(FORMAT);
-    const Pass& p;
-    const Jobs& jobs;  // in shared memory
-    Ring& ring;        // stages [pack][sharers] cells
-    int lane, sharers, own, cell, begin, end, pack;
-    int fill_at, fill_job, fill_tile;  // what is to be asked for next
+// Weights on their way from memory to the warps whose cells lie side by side: a copy of a cell alone is too small to be fast.  They share
+// stages of some tiles each, [tiles][sharers] cells.  A warp that does nothing else has them filled, of all rings of the block.
+struct Stages {
+    char* memory;
+    u64 *full, *left;  // [count]: it is filled; all warps have left it
+    int count, bytes;
+    int at = 0;
+    u32 parity;
 
-    PS_DEVICE Stream(const Pass& p, const Jobs& jobs, Ring& ring, int sharers, int lane)
-        : p(p), jobs(jobs), ring(ring), lane(lane), sharers(sharers) {
-        const int warps = blockDim.x / WARP, across = p.cells / sharers, warp = threadIdx.x / WARP;
-        const int number = (blockIdx.x * warps + warp) / sharers, range = number / across, ranges = gridDim.x * warps / sharers / across;
-        const int total = jobs.count * p.tiles, each = total / ranges, more = total - each * ranges;
-        own = warp % sharers, cell = (number - range * across) * sharers + own, pack = ring.stage_bytes / (sharers * BYTES);
-        begin = each * range + min(range, more), end = range < ranges ? begin + each + (range < more) : begin;
-        fill_at = begin, fill_job = begin / p.tiles, fill_tile = begin - fill_job * p.tiles;
+    // parity: 0 for those who read; for who fills 1, because a new barrier lets those pass who wait for the phase before its first
+    PS_DEVICE Stages(char* memory, u64* bars, int count, int bytes, u32 parity)
+        : memory(memory), full(bars), left(bars + count), count(count), bytes(bytes), parity(parity) {}
+    PS_DEVICE void make_barriers(int sharers) const {
 #pragma unroll 1
-        for (int i = 0; i < ring.stages; i++) refill();
+        for (int i = 0; i < count; i++) barrier_init(full + i, 1), barrier_init(left + i, sharers);
+        barrier_init_visible();
     }
-    PS_DEVICE void refill() {
-        const int n = min(min(pack, p.tiles - fill_tile), end - fill_at), bytes = sharers * BYTES;  // n: tiles, of one job
-        if (n <= 0) return;
-        if (own == 0 && lane == 0) {
-            const char* from = p.weights + ((static_cast<size_t>(jobs.job[fill_job].expert) * p.tiles + fill_tile) * p.cells + cell) * BYTES;
-            u64* bar = ring.announce(n * bytes);
-#pragma unroll 1
-            for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) stream_copy(ring.to_fill() + k * bytes, from, bytes, bar);
-        }
-        ring.advance_fill();
-        fill_at += n, fill_tile += n;
-        if (fill_tile == p.tiles) fill_tile = 0, fill_job++;
+    PS_DEVICE const char* wait() const {
+        barrier_wait(full + at, parity);
+        return memory + at * bytes;
     }
-    PS_DEVICE void release() {
-        if (sharers > 1) named_barrier(1 + threadIdx.x / (sharers * WARP), sharers * WARP);
-        ring.release();
-        refill();
+    PS_DEVICE void leave(int lane) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(left + at);
+        advance();
+    }
+    PS_DEVICE void advance() {
+        if (++at == count) at = 0, parity ^= 1;
     }
 };
 
+// A ring's share of a pass: tiles [begin, end) of all jobs' one behind the other, cells first_cell ….
+struct Share {
+    int begin, end, first_cell;
+
+    PS_DEVICE Share(const Pass& p, const Jobs& jobs, int rings, int sharers, int number) {
+        const int across = p.cells / sharers, range = number / across, ranges = p.blocks * rings / across;
+        const int total = jobs.count * p.tiles, each = total / ranges, more = total - each * ranges;
+        begin = each * range + min(range, more), end = range < ranges ? begin + each + (range < more) : begin;
+        first_cell = (number - range * across) * sharers;
+    }
+};
+
+// Lane r has the stages of ring r filled.
 template <int FORMAT>
-PS_DEVICE void pass(Stream<FORMAT>& stream, const char* grid) {
-    const Pass& p = stream.p;
-    const Jobs& jobs = stream.jobs;
-    const int lane = stream.lane, cell = stream.cell, g = lane / 4, t = lane % 4;
+PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, int sharers, int lane) {
+    constexpr int BYTES = cell_bytes(FORMAT);
+    const Share share(p, jobs, rings, sharers, blockIdx.x * rings + lane);
+    const int bytes = sharers * BYTES, pack = stages.bytes / bytes;
+    int at = share.begin, job = at / p.tiles, tile = at - job * p.tiles;
+    bool more = lane < rings && at < share.end;
 #pragma unroll 1
-    for (int at = stream.begin; at < stream.end;) {
-        const int u = at / p.tiles, first_tile = at - u * p.tiles, tiles = min(p.tiles - first_tile, stream.end - at);
+    while (__any_sync(ALL, more)) {
+        const bool now = more && barrier_test(stages.left + stages.at, stages.parity);
+        if (now) {
+            const int n = min(min(pack, p.tiles - tile), share.end - at);  // of one job
+            const char* from = p.weights + ((static_cast<size_t>(jobs.job[job].expert) * p.tiles + tile) * p.cells + share.first_cell) * BYTES;
+            char* to = stages.memory + stages.at * stages.bytes;
+            barrier_expect(stages.full + stages.at, n * bytes);
+#pragma unroll 1
+            for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) stream_copy(to + k * bytes, from, bytes, stages.full + stages.at);
+            stages.advance();
+            at += n, tile += n, more = at < share.end;
+            if (tile == p.tiles) tile = 0, job++;
+        }
+        if (!__any_sync(ALL, now)) __nanosleep(50);  // others have work for this scheduler
+    }
+}
+
+// A warp's cells of its ring's share.
+template <int FORMAT>
+PS_DEVICE void pass(const Pass& p, const Jobs& jobs, Stages stages, const char* grid, int rings, int sharers, int lane) {
+    constexpr int BYTES = cell_bytes(FORMAT);
+    const int warp = threadIdx.x / WARP, own = warp % sharers, pack = stages.bytes / (sharers * BYTES), g = lane / 4, t = lane % 4;
+    const Share share(p, jobs, rings, sharers, blockIdx.x * rings + warp / sharers);
+    const int cell = share.first_cell + own;
+#pragma unroll 1
+    for (int at = share.begin; at < share.end;) {
+        const int u = at / p.tiles, first_tile = at - u * p.tiles, tiles = min(p.tiles - first_tile, share.end - at);
         const Job& job = jobs.job[u];
         const int rows = job.rows, first = job.first, slot = g / 2 < rows ? g / 2 : 0;
         const int row = p.of_vectors ? jobs.vector[first + slot] : job.row[slot];
@@ -161,76 +191,89 @@ PS_DEVICE void pass(Stream<FORMAT>& stream, const char* grid) {
         const float one[1] = {1.0f};
         at += tiles;
 #pragma unroll 1
-        for (int left = tiles; left > 0;) {
-            const char* weights = stream.ring.wait() + stream.own * cell_bytes(FORMAT);
-            const int n = min(stream.pack, left);
-            left -= n;
+        for (int left = tiles; left > 0; left -= pack) {
+            const char* weights = stages.wait() + own * BYTES;
 #pragma unroll 1
-            for (int k = 0; k < n; k++, weights += stream.sharers * cell_bytes(FORMAT), out += 16) {
+            for (int k = min(pack, left); k > 0; k--, weights += sharers * BYTES, out += 16) {
                 Sums<1> sums;
                 add_expert_cell(FORMAT, weights, grid, lane, x, one, sums);
                 if (t < rows) out[0] = sums.v[0][0], out[8] = sums.v[0][1];
             }
-            stream.release();
+            stages.leave(lane);
         }
     }
 }
 
 // ── activations ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-struct Activate {
-    const int* pairs;             // [rows · count]: a vector's pair, or −1
-    const float* parts;           // [cells][room][tiles][gate, up][16]
-    const float* scales[PIECES];  // of the inputs of some rows: [cells][8]
-    u8* digits;                   // [rows · count, cells of the width, 2, 256]
-    float* digit_scales;          // [rows · count, cells of the width]
-    int cells, log_slices, room, tiles, width, count, log_piece;
+struct Vectors {
+    const float* parts;   // [cells][room][tiles][gate, up][16]
+    u8* digits;           // [vectors, cells of the width, 2, 256]
+    float* digit_scales;  // [vectors, cells of the width]
+    int room;
     float limit;
 };
+struct Activate {
+    Vectors routed, shared;       // vectors: rows · count; rows
+    const int* pairs;             // [rows · count]: a vector's pair, or −1
+    const float* scales[PIECES];  // of the inputs of some rows: [cells][8]
+    int cells, log_slices, tiles, width, count, log_piece;
+};
 
-// A block for 256 numbers of a vector, with two threads for each: they share the slices, and the first adds them up.
-constexpr int SHARERS = 2, MAX_SLICES = 8;
-extern "C" __global__ void __launch_bounds__(SHARERS * CELL, 4) experts_activate(const __grid_constant__ Activate p) {
-    __shared__ float slices[MAX_SLICES][2][CELL], most[CELL / WARP];
-    const int cell = blockIdx.x, vector = blockIdx.y, row = vector / p.count, i = threadIdx.x % CELL, column = cell * CELL + i;
+// A block for 256 numbers of a vector, a thread for each.
+constexpr int MAX_SLICES = 8;
+extern "C" __global__ void __launch_bounds__(CELL, 3) experts_activate(const __grid_constant__ Activate p) {
+    __shared__ float most[CELL / WARP], scale[2 * MAX_SLICES];  // scale: of the inputs' cells, the first ones
+    __shared__ int pair;
+    const bool shared = static_cast<int>(blockIdx.y) >= p.routed.room;
+    const Vectors& v = shared ? p.shared : p.routed;
+    const int cell = blockIdx.x, vector = blockIdx.y - (shared ? p.routed.room : 0), row = shared ? vector : vector / p.count;
+    const int i = threadIdx.x, column = cell * CELL + i, of_cell = v.room * 32 * p.tiles, count = 1 << p.log_slices;
     const float* scales = p.scales[row >> p.log_piece] + (row & ((1 << p.log_piece) - 1));
-    const int of_cell = p.room * 32 * p.tiles, count = 1 << p.log_slices;
     wait_for_previous();
     let_next_start();  // only now: the next kernel reads what is older than the kernel before this one
-    const int pair = __ldcg(p.pairs + vector);
-    if (pair < 0) return;
-    const float* from = p.parts + pair * 32 * p.tiles + column / 16 * 32 + column % 16;
-    if (column < p.width)
-#pragma unroll 4
-        for (int slice = threadIdx.x / CELL; slice < count; slice += SHARERS) {
-            float gate = 0, up = 0;
-#pragma unroll 2
-            for (int c = p.cells * slice >> p.log_slices; c < p.cells * (slice + 1) >> p.log_slices; c++) {
-                const float scale = __ldcg(scales + c * 8);
-                gate = fmaf(__ldcg(from + c * of_cell), scale, gate), up = fmaf(__ldcg(from + c * of_cell + 16), scale, up);
-            }
-            slices[slice][0][i] = gate, slices[slice][1][i] = up;
-        }
+    // What all threads want one brings: thousands of requests for the same line go one by one.
+    if (i < min(p.cells, 2 * MAX_SLICES)) scale[i] = __ldcg(scales + i * 8);
+    if (i == WARP) pair = shared ? vector : __ldcg(p.pairs + vector);
     __syncthreads();
-    if (threadIdx.x >= CELL) return;
-    float v = 0;
+    if (pair < 0) return;
+    float gate = 0, up = 0;
     if (column < p.width) {
-        float gate = 0, up = 0;
+        const float* from = v.parts + static_cast<size_t>(pair) * 32 * p.tiles + column / 16 * 32 + column % 16;
+        if (p.cells == 2 * MAX_SLICES) {  // as published models have it: all loads at once
+            float parts[2 * MAX_SLICES][2];
+#pragma unroll
+            for (int c = 0; c < 2 * MAX_SLICES; c++) parts[c][0] = __ldcg(from + c * of_cell), parts[c][1] = __ldcg(from + c * of_cell + 16);
+#pragma unroll
+            for (int c = 0; c < 2 * MAX_SLICES; c += 2) {
+                gate += fmaf(parts[c + 1][0], scale[c + 1], parts[c][0] * scale[c]);
+                up += fmaf(parts[c + 1][1], scale[c + 1], parts[c][1] * scale[c]);
+            }
+        } else {
 #pragma unroll 1
-        for (int slice = 0; slice < count; slice++) gate += slices[slice][0][i], up += slices[slice][1][i];
-        v = swiglu(gate, up, p.limit);
+            for (int slice = 0; slice < count; slice++) {
+                float own_gate = 0, own_up = 0;
+#pragma unroll 2
+                for (int c = p.cells * slice >> p.log_slices; c < p.cells * (slice + 1) >> p.log_slices; c++) {
+                    const float own = c < 2 * MAX_SLICES ? scale[c] : __ldcg(scales + c * 8);
+                    own_gate = fmaf(__ldcg(from + c * of_cell), own, own_gate), own_up = fmaf(__ldcg(from + c * of_cell + 16), own, own_up);
+                }
+                gate += own_gate, up += own_up;
+            }
+        }
     }
-    const float warps_most = warp_largest(fabsf(v));
+    const float act = column < p.width ? swiglu(gate, up, v.limit) : 0.0f;
+    const float warps_most = warp_largest(fabsf(act));
     if (i % WARP == 0) most[i / WARP] = warps_most;
-    named_barrier(1, CELL);
+    __syncthreads();
     float largest = most[0];
 #pragma unroll
     for (int k = 1; k < CELL / WARP; k++) largest = fmaxf(largest, most[k]);
-    const float2 scale = digit_scale(largest);
-    const int2 digits = digits_of(v, scale.y);
+    const float2 digit = digit_scale(largest);
+    const int2 digits = digits_of(act, digit.y);
     const int at = vector * gridDim.x + cell;
-    p.digits[at * 2 * CELL + i] = static_cast<u8>(digits.x), p.digits[at * 2 * CELL + CELL + i] = static_cast<u8>(digits.y);
-    if (i == 0) p.digit_scales[at] = scale.x;
+    v.digits[at * 2 * CELL + i] = static_cast<u8>(digits.x), v.digits[at * 2 * CELL + CELL + i] = static_cast<u8>(digits.y);
+    if (i == 0) v.digit_scales[at] = digit.x;
 }
 
 // ── sums ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +287,7 @@ struct Sum {
     const float* shared_scales;            // [rows, cells]
     float* out;                            // [rows, width]
     int cells, log_slices, room, tiles, width, rows, count;
-    const char* ahead;  // see experts.cu
+    const char* ahead;  // see experts_down.cu
     int ahead_bytes;
 };
 
@@ -324,41 +367,51 @@ extern "C" __global__ void __launch_bounds__(CELL, 4) experts_sum(const __grid_c
 }
 
 #ifdef EXPERT_FORMAT
-// shared: the same of the shared expert, Q8_0; it, and the jobs, must be older than the kernel before this one.
+// shared: the same of the shared expert, Q8_0, before the others.
 struct Passes {
     Pass shared, routed;
-    int stages, stage_bytes, sharers;  // of a ring; sharers: warps that have one together
-    int old;  // whether they are
+    int sharers;  // warps that have a ring together
+    int ring_bytes, shared_stages, stages, stage_bytes;
+    int first;  // whether this is gate and up: inputs are older than the kernel before, which makes jobs.  Else jobs are, and it makes inputs
 };
-extern "C" __global__ void __launch_bounds__(PASS_WARPS * 32, 1) experts_pass(const __grid_constant__ Passes p) {
+extern "C" __global__ void __launch_bounds__((PASS_WARPS + 1) * 32, 1) experts_pass(const __grid_constant__ Passes p) {
     extern __shared__ __align__(128) char memory[];
     const int warp = threadIdx.x / WARP, lane = static_cast<int>(hidden(threadIdx.x % WARP));  // hidden: else it is found out anew for every tile
+    const bool fills = warp == PASS_WARPS;
+    const int rings = PASS_WARPS / p.sharers, ring = fills ? min(lane, rings - 1) : warp / p.sharers;
     u64* bars = reinterpret_cast<u64*>(memory);
     Jobs& jobs = *reinterpret_cast<Jobs*>(memory + 1024);
-    const int ring_bytes = p.stages * p.stage_bytes, number = warp / p.sharers;
-    char *rings = memory + 1024 + JOBS, *grid = nullptr, *own = rings + number * ring_bytes;
+    char *at = memory + 1024 + JOBS, *grid = nullptr, *own = at + ring * p.ring_bytes;
     if (EXPERT_FORMAT == IQ2_XXS) {  // rings before the grid and behind it
         grid = memory + (WIDE_GRID - shared_address(memory) % WIDE_GRID) % WIDE_GRID;
-        const int before = static_cast<int>(grid - rings) / ring_bytes;
-        if (number >= before) own = grid + WIDE_GRID + (number - before) * ring_bytes;
-        for (int i = threadIdx.x; i < 256 * 16; i += PASS_WARPS * WARP)
-            *reinterpret_cast<uint2*>(grid + i / 16 * 256 + i % 16 * 8) = p.routed.grid[i / 16];
+        const int before = static_cast<int>(grid - at) / p.ring_bytes;
+        if (ring >= before) own = grid + WIDE_GRID + (ring - before) * p.ring_bytes;
+        for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x) *reinterpret_cast<uint2*>(grid + i / 16 * 256 + i % 16 * 8) = p.routed.grid[i / 16];
     }
-    Ring ring(own, bars + number * p.stages, p.stages, p.stage_bytes, warp % p.sharers ? 1 : lane);  // the first warp makes the barriers
-    __syncthreads();
+    const Stages stages(own, bars + ring * 2 * p.stages, p.stages, p.stage_bytes, fills);
+    if (fills && lane < rings) stages.make_barriers(p.sharers);
 #ifdef WITH_SHARED
     {
-        read_jobs(p.shared.jobs, jobs, p.shared.room);
-        Stream<Q8_0> stream(p.shared, jobs, ring, p.sharers, lane);
-        pass(stream, grid);
+        const Stages stages(own, bars + rings * 2 * p.stages + ring * 2 * p.shared_stages, p.shared_stages, p.sharers * cell_bytes(Q8_0), fills);
+        if (fills && lane < rings) stages.make_barriers(p.sharers);
+        read_jobs(p.shared.jobs, jobs, p.shared.room);  // with a barrier
+        if (fills) {
+            fill<Q8_0>(p.shared, jobs, stages, rings, p.sharers, lane);
+        } else {
+            if (!p.first) wait_for_previous();
+            pass<Q8_0>(p.shared, jobs, stages, grid, rings, p.sharers, lane);
+        }
         __syncthreads();
     }
 #endif
     let_next_start();
-    if (!p.old) wait_for_previous();
-    read_jobs(p.routed.jobs, jobs, p.routed.room);
-    Stream<EXPERT_FORMAT> stream(p.routed, jobs, ring, p.sharers, lane);
-    wait_for_previous();
-    pass(stream, grid);
+    if (p.first) wait_for_previous();
+    read_jobs(p.routed.jobs, jobs, p.routed.room);  // with a barrier
+    if (fills) {
+        fill<EXPERT_FORMAT>(p.routed, jobs, stages, rings, p.sharers, lane);
+    } else {
+        wait_for_previous();
+        pass<EXPERT_FORMAT>(p.routed, jobs, stages, grid, rings, p.sharers, lane);
+    }
 }
 #endif

@@ -223,11 +223,14 @@ constexpr int CHUNKS = 4;  // of eight channels to a thread: at most 8,192 chann
 extern "C" __global__ void __launch_bounds__(256) collapse_rows(const __grid_constant__ CollapseRows p) {
     __shared__ float pre[STREAMS], scratch[16], logits[16];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x;
+    const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
     let_next_start();
     wait_for_previous();
+    for (int line = threadIdx.x * 32; line < STREAMS * p.hidden; line += 256 * 32) prefetch(streams + line);  // while the mix is worked out
     if (warp == 0) {
         float mix = 0;
         if (lane <= MIX)
+#pragma unroll 4
             for (int s = 0; s < p.splits; s++) mix += p.partial[(static_cast<size_t>(s) * p.rows + row) * PARTIAL + lane];
         const float squares = __shfl_sync(ALL, mix, MIX);
         const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
@@ -247,7 +250,6 @@ extern "C" __global__ void __launch_bounds__(256) collapse_rows(const __grid_con
         named_barrier(1, 256);
     }
     __syncwarp();
-    const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
     const float weights[STREAMS] = {pre[0], pre[1], pre[2], pre[3]};
     float x[CHUNKS][8], squares = 0, most = 0;
 #pragma unroll

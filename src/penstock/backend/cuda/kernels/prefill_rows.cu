@@ -158,22 +158,27 @@ extern "C" __global__ void __launch_bounds__(GROUPING_THREADS) group_rows(const 
     for (int k = threadIdx.x; k < tiles; k += GROUPING_THREADS)
         p.tiles[tiles_before + k] = {expert, before + k * each, min(each, items - k * each)};
     if (expert == p.routing.experts - 1 && threadIdx.x == 0) *p.tile_count = tiles_before + tiles;
-    // Every thread has a stretch of neighbours.
-    const int stretch = (total + GROUPING_THREADS - 1) / GROUPING_THREADS, first = threadIdx.x * stretch, end = min(first + stretch, total);
+    // Every warp has a stretch of neighbours, 32 at a time.
+    const int stretch = (total + GROUPING_THREADS - 1) / GROUPING_THREADS * WARP, first = warp * stretch, end = min(first + stretch, total);
+    auto is_own = [&](int i) { return i < end && p.ids[i] == expert; };
     int own = 0;
-    for (int i = first; i < end; i++) own += p.ids[i] == expert;
-    int scan = own;
-    for (int d = 1; d < WARP; d <<= 1) {
-        const int other = __shfl_up_sync(ALL, scan, d);
-        if (lane >= d) scan += other;
-    }
+#pragma unroll 8
+    for (int i = first; i < end; i += WARP) own += __popc(__ballot_sync(ALL, is_own(i + lane)));
+    __syncthreads();  // all have read the totals
+    if (lane == 0) scratch[warp] = own;
     __syncthreads();
-    if (lane == WARP - 1) scratch[warp] = scan;
-    __syncthreads();
-    int at = before + scan - own;
+    int at = before;
     for (int w = 0; w < warp; w++) at += scratch[w];
-    for (int i = first; i < end; i++)
-        if (p.ids[i] == expert) p.gather[at] = i / count, p.factors[at] = p.weights[i], p.places[i] = at++;
+#pragma unroll 4
+    for (int i = first; i < end; i += WARP) {
+        const bool mine = is_own(i + lane);
+        const u32 who = __ballot_sync(ALL, mine);
+        if (mine) {
+            const int to = at + __popc(who & ((1u << lane) - 1)), item = i + lane;
+            p.gather[to] = item / count, p.factors[to] = p.weights[item], p.places[item] = to;
+        }
+        at += __popc(who);
+    }
 }
 
 PS_DEVICE float4 operator+(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }

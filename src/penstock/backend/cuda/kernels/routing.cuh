@@ -273,6 +273,8 @@ PS_DEVICE void keep_present(Jobs& jobs, const int* places) {
     __syncthreads();
 }
 
+constexpr int CHOICE = (sizeof(Choice) + 127) / 128 * 128, JOBS = (sizeof(Jobs) + 127) / 128 * 128;  // bytes of shared memory
+
 // All threads of a block: jobs ↔ memory
 PS_DEVICE void write_jobs(const Jobs& from, Jobs* to) {
     for (int i = threadIdx.x; i < WORDS_BEFORE_JOBS + from.count * JOB_WORDS; i += blockDim.x)

@@ -56,9 +56,6 @@ template <int PENDING>
 PS_DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-PS_DEVICE void barrier_arrive(u64* bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-}
 
 // d [64 × N] (+)= a [64 × 16] b [16 × N], halfs, float sums; add = 0: d starts from nothing.
 template <int N>
