@@ -8,10 +8,10 @@
 
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
 that two stages could ever do on this machine; what a step takes besides its rows, which makes small pieces of a
-prompt dear; then a head and a worker with one thread each, connected over loopback, as two stages and with the worker
-computing experts.  Decoding alone, two sessions at once (tokens of both, through the scheduler), and a prompt of
-2,048 tokens.  The file has a small vocabulary, so that the head of the model is to its four layers as it is to the
-published model's 43.
+prompt dear; then a head and a worker with one thread each, connected over loopback: as two stages, as two stages
+whose layers take turns, and with the worker computing experts.  Decoding alone, two sessions at once (tokens of both,
+through the scheduler), and a prompt of 2,048 tokens.  The file has a small vocabulary, so that the head of the model
+is to its four layers as it is to the published model's 43.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -42,7 +43,7 @@ PROMPT: Final = 2048
 DECODED: Final = 48
 VOCABULARY: Final = 8192
 GREEDY: Final = Sampling(temperature=0, ignore_eos=True)
-CASES: Final = ("ceiling", "pieces", "stages", "experts")
+CASES: Final = ("ceiling", "pieces", "stages", "turns", "experts")
 PIECES: Final = (128, 512)
 ALONE: Final[dict[str, Any]] = {"threads": 1, "memory": None, "learn": "off"}
 
@@ -186,11 +187,13 @@ def speed(
         show("two processes by themselves", alone(model, repeat, where, 2), one)
     if "pieces" in cases:
         pieces(model, where)
-    half = f"0:{open_checkpoint(model).config.layer_count // 2}"
-    for chunk in chunks if "stages" in cases else ():
-        with staged(model, 2, *flags, prefill_chunk=chunk, layers=half, **shared) as (engine, _):
+    quarter = open_checkpoint(model).config.layer_count // 4
+    layers = {"stages": f"0:{2 * quarter}", "turns": f"0:{quarter},{2 * quarter}:{3 * quarter}"}
+    for case, chunk in product([each for each in layers if each in cases], chunks):
+        with staged(model, 2, *flags, prefill_chunk=chunk, layers=layers[case], **shared) as (engine, _):
             found = measured(engine, repeat)
-            show(f"two stages, pieces of {engine.stepper.piece(PROMPT)}", found, one)
+            what = f"two stages, the head with layers {layers[case]}"
+            show(f"{what}, the first piece of {engine.stepper.piece(PROMPT)}", found, one)
     if "experts" in cases:
         on = flags if worker_device is None else ["--device", worker_device]
         with staged(model, 1, "--experts", "auto", *on, **shared) as (engine, _):

@@ -2,6 +2,7 @@
 
     python -m benchmarks.cluster_kills               # 200 times
     python -m benchmarks.cluster_kills --count 20 --seed 7
+    python -m benchmarks.cluster_kills --layers 0:1,4:5      # of the head: layers that take turns
 
 The pocket model on three stages, four requests at a time, two of them drawn with a seed.  Something happens to one
 worker at a random moment of that.  Every answer must be that of one process, or the beginning of it and an error
@@ -68,7 +69,7 @@ def worker(port: int) -> BaseProcess:
 class Trial:
     """A cluster, and what was heard of it."""
 
-    def __init__(self, rng: random.Random):
+    def __init__(self, rng: random.Random, layers: str):
         self._rng = rng
         with Engine(pocket_path(), context=512, **ALONE) as engine:
             self._expected = [
@@ -81,6 +82,7 @@ class Trial:
             cluster="127.0.0.1:0",
             stages=STAGES,
             load=False,
+            layers=layers,
             prefill_chunk=64,
             **terms,
             **ALONE,
@@ -213,10 +215,10 @@ def _answer(heard: "queue.SimpleQueue[Any]", until: float) -> tuple[list[int], B
                 return found, None
 
 
-def kills(count: int, seed: int) -> int:
+def kills(count: int, seed: int, layers: str) -> int:
     """How many things went wrong."""
     begin = time.perf_counter()
-    trial = Trial(random.Random(seed))
+    trial = Trial(random.Random(seed), layers)
     try:
         for number in range(count):
             trial.happen(number)
@@ -240,10 +242,11 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", default="auto", help="of the head")
     given = parser.parse_args()
     logging.getLogger("penstock").setLevel(logging.ERROR)  # every loss is said otherwise
     _started.set_forkserver_preload(["torch", "penstock.cluster.worker", "penstock.weights.opening"])
-    wrong = kills(given.count, given.seed)
+    wrong = kills(given.count, given.seed, given.layers)
     print(f"{wrong} wrong")
     return int(wrong > 0)
 

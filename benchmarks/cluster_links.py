@@ -40,7 +40,8 @@ def message_seconds(rows: int, width: int = 4 * 4096) -> float:
     """One way, over loopback: streams rounded, encoded, sent, received, decoded."""
     import threading
 
-    from penstock.cluster.group import CHAIN, Addresses, Group, as_boundary, from_boundary
+    from penstock.cluster.boundary import as_boundary, from_boundary
+    from penstock.cluster.group import CHAIN, Addresses, Group
     from penstock.cluster.message import Message
 
     stores: list[Addresses] = []

@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 from penstock.cluster.agreement import PROTOCOL, Described, Hello, Terms, check, hello
-from penstock.cluster.split import Machine, model_head_layers, parse_layers, split
+from penstock.cluster.split import Machine, model_head_layers, parse_layers, said_layers, split
 from penstock.errors import ClusterError, OptionError
 from penstock.pocket import pocket_path
 from penstock.weights.opening import open_checkpoint
@@ -52,9 +52,9 @@ def test_a_draft_block_must_be_there_if_the_head_has_one() -> None:
     check(OWN, False, said(draft=False))
 
 
-@pytest.mark.parametrize("layers", [[1], "1:2", [1, "2"], {"1": 2}])
+@pytest.mark.parametrize("layers", [[1, 2], None, "1", "2:1", "0:3,2:5", {"1": 2}])
 def test_what_cannot_be_layers_is_refused(layers: object) -> None:
-    with pytest.raises(ClusterError, match="expected two numbers"):
+    with pytest.raises(ClusterError, match="layers"):
         said(layers=layers)
 
 
@@ -68,21 +68,25 @@ def test_terms_come_back_as_they_were() -> None:
 # ── layers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tiled(*layers: str, count: int = 8) -> list[tuple[int, int, int]]:
+def tiled(*layers: str, count: int = 8) -> list[tuple[int, str]]:
     machines = [Machine(f"m{number}", parse_layers(each)) for number, each in enumerate(layers)]
-    return [(number, tile.start, tile.stop) for number, tile in split(machines, [100] * count)]
+    return [(number, said_layers(tile)) for number, tile in split(machines, [100] * count)]
 
 
 def test_layers_that_were_said() -> None:
-    assert tiled("0:3", "3:8") == [(0, 0, 3), (1, 3, 8)]
-    assert tiled("0:3", "6:8", "3:6") == [(0, 0, 3), (2, 3, 6), (1, 6, 8)]
+    assert tiled("0:3", "3:8") == [(0, "0:3"), (1, "3:8")]
+    assert tiled("0:3", "6:8", "3:6") == [(0, "0:3"), (2, "3:6"), (1, "6:8")]
+    assert tiled("0:2,4:6", "2:4,6:8") == [(0, "0:2,4:6"), (1, "2:4,6:8")]
+    assert tiled("0:1,5:6", "3:5,7:8", "1:3,6:7") == [(0, "0:1,5:6"), (2, "1:3,6:7"), (1, "3:5,7:8")]
 
 
 def test_layers_that_were_left_open() -> None:
-    assert tiled("auto", "auto") == [(0, 0, 4), (1, 4, 8)]
-    assert tiled("0:2", "auto", "auto") == [(0, 0, 2), (1, 2, 5), (2, 5, 8)]
-    assert tiled("auto", "5:8", "auto") == [(0, 0, 3), (2, 3, 5), (1, 5, 8)]
-    assert tiled("auto", "3:5", "auto") == [(0, 0, 3), (1, 3, 5), (2, 5, 8)]
+    assert tiled("auto", "auto") == [(0, "0:4"), (1, "4:8")]
+    assert tiled("0:2", "auto", "auto") == [(0, "0:2"), (1, "2:5"), (2, "5:8")]
+    assert tiled("auto", "5:8", "auto") == [(0, "0:3"), (2, "3:5"), (1, "5:8")]
+    assert tiled("auto", "3:5", "auto") == [(0, "0:3"), (1, "3:5"), (2, "5:8")]
+    assert tiled("0:1,4:5", "auto") == [(0, "0:1,4:5"), (1, "1:4,5:8")]
+    assert tiled("0:1,4:5", "auto", "2:4,6:8") == [(0, "0:1,4:5"), (1, "1:2,5:6"), (2, "2:4,6:8")]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,13 @@ def test_layers_that_were_left_open() -> None:
         (("4:8", "0:4"), "the head without the first ones"),
         (("0:8", "auto"), "no layers for m1"),
         (("auto",) * 9, "9 stages, but the model has 8 layers"),
+        (("0:2,4:6", "2:8"), "m1 needs as many stretches as the head"),
+        (("auto", "0:2,4:6"), "m1 needs as many stretches as the head"),
+        (("0:2,4:6", "2:4,6:7"), "layers 7:8 nowhere"),
+        (("0:2,4:6", "2:5,6:8"), "layers up to 5"),
+        (("0:2,2:4", "auto"), "no layers for m1"),
+        (("0:1,3:4", "1:2,5:8", "2:3,4:5"), "take turns in another order"),
+        (("0:1,2:3,4:5", "auto", "auto"), "3 stages that take 3 turns, but the model has 8 layers"),
     ],
 )
 def test_layers_that_do_not_make_up_the_model_are_refused(layers: tuple[str, ...], words: str) -> None:
@@ -103,16 +114,16 @@ def test_layers_that_do_not_make_up_the_model_are_refused(layers: tuple[str, ...
 
 def test_a_faster_machine_and_one_with_more_memory_take_more() -> None:
     fast = [Machine("slow", layer_seconds=0.3), Machine("fast", layer_seconds=0.1)]
-    assert [len(tile) for _, tile in split(fast, [100] * 40)] == [10, 30]
+    assert [len(tile) for _, (tile,) in split(fast, [100] * 40)] == [10, 30]
     large = [Machine("small", memory=1000), Machine("large", memory=1 << 40)]
-    assert [len(tile) for _, tile in split(large, [100] * 40)] == [10, 30]
+    assert [len(tile) for _, (tile,) in split(large, [100] * 40)] == [10, 30]
 
 
 def test_the_last_machine_has_fewer_layers_for_the_head_of_the_model() -> None:
     machines = [Machine("first"), Machine("middle"), Machine("last")]
-    assert [len(tile) for _, tile in split(machines, [100] * 40, 5.0)] == [15, 15, 10]
-    said = [Machine("first"), Machine("last", range(30, 40))]
-    assert [len(tile) for _, tile in split(said, [100] * 40, 5.0)] == [30, 10]
+    assert [len(tile) for _, (tile,) in split(machines, [100] * 40, 5.0)] == [15, 15, 10]
+    said = [Machine("first"), Machine("last", (range(30, 40),))]
+    assert [len(tile) for _, (tile,) in split(said, [100] * 40, 5.0)] == [30, 10]
 
 
 def test_the_head_of_the_model_counts_by_the_bytes_that_a_token_reads() -> None:
@@ -125,7 +136,7 @@ def test_the_head_of_the_model_counts_by_the_bytes_that_a_token_reads() -> None:
     assert model_head_layers(MODEL) == pytest.approx(index["output.weight"].total_bytes / layer)
 
 
-@pytest.mark.parametrize("text", ["21", "5:3", "a:b", ":", "3:3", "-1:4"])
+@pytest.mark.parametrize("text", ["21", "5:3", "a:b", ":", "3:3", "-1:4", "0:4,3:5", "0:4,"])
 def test_what_is_no_range_of_layers(text: str) -> None:
     with pytest.raises(OptionError, match="two numbers such as 21:43"):
         parse_layers(text)

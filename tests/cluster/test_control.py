@@ -4,6 +4,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,6 +155,44 @@ def test_a_message_that_is_too_long_is_not_waited_for(door: Door) -> None:
     worker._connection.sendall((LARGEST + 1).to_bytes(4, "little"))
     with pytest.raises(ClusterError, match="at most"):
         head.receive(30)
+
+
+def test_a_descriptor_is_given_back_when_nobody_reads_from_it_any_more(door: Door) -> None:
+    """TLS would read from whatever file has its number next."""
+    worker = dial("127.0.0.1", door.port, SECRET)
+    connection, inside, found = worker._connection, threading.Event(), list[bool]()
+    recv, close = connection.recv, connection.close
+
+    def slow(count: int) -> bytes:
+        inside.set()
+        try:
+            return recv(count)
+        finally:
+            time.sleep(0.1)
+            inside.clear()
+
+    def noted() -> None:
+        found.append(inside.is_set())
+        close()
+
+    connection.recv, connection.close = slow, noted  # type: ignore[method-assign, assignment]
+    failures: list[ClusterError] = []
+
+    def receive() -> None:
+        try:
+            worker.receive(30)
+        except ClusterError as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    assert inside.wait(30)
+    worker.close()
+    reader.join(30)
+    assert found == [False]
+    assert "the connection is gone" in str(failures[0])
+    with pytest.raises(ClusterError, match="the connection is gone"):
+        worker.send(Message("tick"))
 
 
 def test_a_user_has_a_secret_of_his_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,11 +96,14 @@ def test_a_lost_worker_is_an_error_and_its_successor_brings_everything_back(
     assert second.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("layers", "machine", "turn"), [("auto", 1, 0), ("0:1,4:5", 0, 1), ("0:1,4:5", 1, 1)]
+)
 def test_a_stage_that_fails_fails_the_step_alone(
-    expected: list[object], monkeypatch: pytest.MonkeyPatch
+    layers: str, machine: int, turn: int, expected: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sessions are as they were before it."""
-    with cluster(pocket_path(), 3, context=512) as engine:
+    with cluster(pocket_path(), 3, layers=layers, context=512) as engine:
         session = engine.session()
         session.feed(IDS)
         from penstock.cluster.stage import Stage
@@ -108,13 +111,13 @@ def test_a_stage_that_fails_fails_the_step_alone(
         forward, broken = Stage.forward, [True]
 
         def failing(self: Stage, step, *more, **named):  # type: ignore[no-untyped-def]
-            if self.number == 1 and broken:
+            if (self.number, self._turn) == (machine, turn) and broken:
                 broken.clear()
                 raise ReadError("the disk is tired")
             return forward(self, step, *more, **named)
 
         monkeypatch.setattr(Stage, "forward", failing)
-        with pytest.raises(ReadError, match="stage 2: the disk is tired"):
+        with pytest.raises(ReadError, match=f"stage {machine + 1}: the disk is tired"):
             session.feed([7])
         assert session.position == len(IDS)
         assert np.array_equal(session.feed([7]), expected[1])  # type: ignore[arg-type]

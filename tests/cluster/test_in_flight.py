@@ -2,10 +2,13 @@
 
 import queue
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import penstock
+from penstock.cluster.pieces import PromptPieces
+from penstock.cluster.runner import ClusterRunner
 from penstock.cluster.stage import Stage
 from penstock.engine.engine import Engine
 from penstock.engine.requests import Failed, Request
@@ -52,9 +55,11 @@ def expected() -> list[list[int]]:
         ]
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-def test_requests_in_flight_have_their_own_answers(stages: int, expected: list[list[int]]) -> None:
-    with cluster(pocket_path(), stages, context=1024, prefill_chunk=32, sessions=4) as engine:
+@pytest.mark.parametrize(("stages", "layers"), [(2, "auto"), (3, "auto"), (2, "0:2,4:6"), (3, "0:1,4:5")])
+def test_requests_in_flight_have_their_own_answers(
+    stages: int, layers: str, expected: list[list[int]]
+) -> None:
+    with cluster(pocket_path(), stages, layers=layers, context=1024, prefill_chunk=32, sessions=4) as engine:
         assert answers(engine) == expected
 
 
@@ -109,6 +114,28 @@ def test_a_head_learns_how_to_cut_prompts() -> None:
         assert 0 < engine.runner.piece(2048, 512) <= 512
     with cluster(pocket_path(), 2, context=4096, prefill_chunk=512) as engine:
         assert engine.runner.piece(128, 512) == 512  # as was said
+
+
+def test_the_first_piece_is_small_where_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(pocket_path(), 2, layers="0:2,4:6", context=4096) as engine:
+        session, rows = engine.session(), list[int]()
+        runner = cast(ClusterRunner, engine.runner)
+        begin, pieces = runner.begin, PromptPieces(16)
+        for size in (128, 512):
+            pieces.took(size, 0.042 + 0.001 * size)  # a step takes as long for the weights as for 42 rows
+        monkeypatch.setattr(pieces, "took", lambda rows, seconds: None)  # how busy the machine is says nothing
+        monkeypatch.setattr(runner, "_pieces", pieces)
+
+        def noted(step, *more):  # type: ignore[no-untyped-def]
+            rows.append(step.rows)
+            return begin(step, *more)
+
+        monkeypatch.setattr(runner, "begin", noted)
+        session.feed(list(range(100, 1124)))
+        assert pieces.size(1024, 2, 512, turns=2) == 342  # 3 of √(1024 · 42 · 2) = 293 rows at the least
+        assert rows[0] == 171
+        assert sum(rows) == 1024
+        assert max(rows) <= 342
 
 
 CHOOSING = {

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock.cluster.split import parse_layers
 from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
 from tests.cluster.machines import cluster
@@ -20,9 +22,12 @@ def whole() -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=["1", "2", "3", "4", "2, by turns", "3, by turns"])
 def staged(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with cluster(pocket_path(), request.param, context=1024, prefill_chunk=64, draft="mtp") as engine:
+    count, _, turns = request.param.partition(",")
+    layers = {"2": "0:2,3:5,6:7", "3": "0:1,4:5"}[count] if turns else "auto"
+    common: dict[str, Any] = {"context": 1024, "prefill_chunk": 64, "draft": "mtp"}
+    with cluster(pocket_path(), int(count), layers=layers, **common) as engine:
         yield engine
 
 
@@ -147,11 +152,10 @@ def test_sixteen_bits_between_stages_change_no_greedy_answer(whole: Engine) -> N
 def test_a_stage_has_its_layers_only(staged: Engine) -> None:
     if staged.options.stages == 1:
         return
-    members = staged.stats()["cluster"]["members"]
-    assert [member["layers"][0] for member in members][1:] == [member["layers"][1] for member in members][:-1]
-    assert members[-1]["layers"][1] == staged.config.layer_count
-    own = members[0]["layers"]
-    blocks = {f"blk.{number}" for number in range(*own)}
+    layers = [parse_layers(member["layers"]) or () for member in staged.stats()["cluster"]["members"]]
+    in_turn = [number for turn in zip(*layers, strict=True) for stretch in turn for number in stretch]
+    assert in_turn == list(range(staged.config.layer_count))
+    blocks = {f"blk.{number}" for stretch in layers[0] for number in stretch}
     assert {
         ".".join(name.split(".")[:2]) for name in staged.loader.part.index if name.startswith("blk")
     } == blocks

@@ -12,7 +12,11 @@ from unittest.mock import patch
 
 import numpy as np
 
+from penstock.backend.base import Choice, Edits
+from penstock.backend.cpu.backend import CpuBackend
 from penstock.cluster.agreement import PROTOCOL, Hello
+from penstock.cluster.choosing import choose as choose_token
+from penstock.cluster.choosing import ridden, ride
 from penstock.cluster.message import Message
 from penstock.engine.engine import Engine
 from penstock.errors import ModelFormatError
@@ -121,12 +125,14 @@ def make_targets(folder: Path) -> list[Target]:
     response = json.dumps([{"id": "resp_1", "output": [{"id": "msg_1"}]}, [{"id": "msg_0"}]]).encode()
     matrix, dat = _imatrices(folder)
     arrays = {"tokens": np.arange(3), "streams": np.zeros((3, 4), "f4")}
-    greeting = Hello(PROTOCOL, "1.0", "box", {"layers": 43}, True, [0, 21], None, 1 << 30, 0.01, 0.5)
-    said = [Message("step", {"number": 1, "slots": [0]}, arrays), Message("hello", asdict(greeting), {})]
+    greeting = Hello(PROTOCOL, "1.0", "box", {"layers": 43}, True, None, None, 1 << 30, 0.01, 0.5)
+    greets = asdict(greeting) | {"layers": "0:10,20:30", "loaded": "auto"}
+    said = [Message("step", {"number": 1, "slots": [0]}, arrays), Message("hello", greets, {})]
     return [
         Target(
             "message", [each.encode().tobytes() for each in said], lambda data: _ignore(_message(data)), 0.02
         ),
+        Target("choices", [_choices().encode().tobytes()], _chosen, 0.02),
         Target("usage", [usage], used, 0.01),
         Target("response", [zlib.compress(response), response], kept, 0.01),
         Target("notes", [json.dumps(notes).encode()], noted, 0.01),
@@ -166,6 +172,27 @@ def _imatrices(folder: Path) -> tuple[bytes, bytes]:
     imatrix = Imatrix(entries, ("text",), 5, 512)
     write_imatrix(imatrix, folder / "seed")
     return (folder / "seed").read_bytes(), as_dat(imatrix)
+
+
+ROW = np.linspace(-3, 3, 70, dtype=np.float32)  # logits
+
+
+def _choices() -> Message:
+    """A step with what is to be chosen from its rows: drawn, and drawn after edits from some of the tokens."""
+    ids = np.array([3, 69])
+    edits = Edits(ids, np.array([True, False]), np.array([0.0, 1.5]), np.array([2.0, 0.0], np.float32))
+    mask = np.array([0xFFFF, 0, 0x3F], np.uint32)
+    message = Message("step", {})
+    ride(message, {7: [Choice(0.8, 5, 0.9, 0.1, 0.5)], 8: [Choice(0.0, edits=edits, mask=mask)]})
+    return message
+
+
+def _chosen(data: bytes) -> None:
+    """As the last stage does it."""
+    backend = CpuBackend(1)
+    for _, _, choice in ridden(Message.decode(np.frombuffer(data, np.uint8)), len(ROW)):
+        token = choose_token(backend.sampling, ROW, choice).token
+        assert -1 <= token < len(ROW)
 
 
 def _message(data: bytes) -> Message:

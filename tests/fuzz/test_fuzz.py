@@ -6,6 +6,7 @@ from tests.fuzz.__main__ import fuzz
 from tests.fuzz.targets import Target, make_targets
 
 COUNTS = {
+    "choices": 4000,
     "usage": 400,
     "notes": 2000,
     "imatrix": 1500,

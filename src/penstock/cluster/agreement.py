@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import penstock
 from penstock.cluster.message import take
-from penstock.errors import ClusterError
+from penstock.cluster.split import Layers, parse_layers, said_layers
+from penstock.errors import ClusterError, OptionError
 from penstock.model import architecture
 from penstock.weights.checkpoint import Checkpoint
 
-PROTOCOL: Final = 4  # changes when machines with the old one and the new one could not work together
+PROTOCOL: Final = 5  # changes when machines with the old one and the new one could not work together
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Hello:
     name: str  # of the machine
     model: dict[str, Any]  # a `Described`
     draft: bool  # whether it has the draft block
-    layers: list[int] | None  # which it is to run; None: as the head finds best
-    loaded: list[int] | None  # which it has in memory from before
+    layers: Layers | None  # which it is to run; None: as the head finds best
+    loaded: Layers | None  # which it has in memory from before
     memory: int  # bytes that it may take
     layer_seconds: float  # of one token in one layer, measured; 0 if it was not
     share: (
@@ -71,7 +72,7 @@ class Hello:
             "layer_seconds": float,
         }
         version, name, model, draft, memory, seconds = take(fields, **names)
-        layers, loaded = (_pair(fields.get(key), key) for key in ("layers", "loaded"))
+        layers, loaded = (read_layers(fields, key) for key in ("layers", "loaded"))
         share = fields.get("share")
         if share is not None and not (type(share) is float and 0 <= share <= 1):
             raise ClusterError(f"a message has share {share!r:.40}, expected a number from 0 to 1")
@@ -81,8 +82,8 @@ class Hello:
 def hello(
     checkpoint: Checkpoint,
     described: Described,
-    layers: range | None,
-    loaded: range | None,
+    layers: Layers | None,
+    loaded: Layers | None,
     memory: int,
     seconds: float,
     share: float | None = None,
@@ -94,21 +95,26 @@ def hello(
         socket.gethostname(),
         asdict(described),
         checkpoint.has_draft,
-        None if layers is None else [layers.start, layers.stop],
-        None if loaded is None else [loaded.start, loaded.stop],
+        layers,
+        loaded,
         memory,
         seconds,
         share,
     )
-    return asdict(found)
+    return asdict(found) | {"layers": _told(layers), "loaded": _told(loaded)}
 
 
-def _pair(value: Any, name: str) -> list[int] | None:
-    if value is None:
-        return None
-    if not (isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value)):
-        raise ClusterError(f"a message has {name} {value!r:.40}, expected two numbers")
-    return value
+def _told(layers: Layers | None) -> str:
+    return "auto" if layers is None else said_layers(layers)
+
+
+def read_layers(said: dict[str, Any], name: str) -> Layers | None:
+    """As a message has them."""
+    (text,) = take(said, **{name: str})
+    try:
+        return parse_layers(text, name)
+    except OptionError as error:
+        raise ClusterError(f"a message says: {error}") from None
 
 
 def check(own: Described, draft: bool, said: Hello) -> None:

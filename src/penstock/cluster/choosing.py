@@ -1,15 +1,17 @@
 """Choosing tokens on the last stage, where logits are: few bytes cross, and it chooses what the head would have."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import Choice, Choosing, Chosen, Edits, Logits, Sampling
 from penstock.cluster.message import Message, take
+from penstock.errors import ClusterError
 
 
 class Best(NamedTuple):
@@ -63,7 +65,17 @@ def is_best(choice: Choice) -> bool:
     return choice.temperature == 0 and choice.edits is None and choice.mask is None
 
 
-NUMBERS = ("temperature", "top_k", "top_p", "min_p", "chance", "repetition_penalty")
+# Of a choice, and from where to where each may be.
+NUMBERS: Final[dict[str, tuple[float, float]]] = {
+    "temperature": (0, sys.float_info.max),
+    "top_k": (0, (1 << 63) - 1),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "chance": (0, 1),
+    "repetition_penalty": (sys.float_info.min, sys.float_info.max),
+}
+# Of the fields of `Edits`.
+EDITS: Final = [np.dtype(kind) for kind in (np.int64, np.bool_, np.float64, np.float32)]
 
 
 def asked(choice: Choice) -> Message:
@@ -76,12 +88,33 @@ def asked(choice: Choice) -> Message:
     return message
 
 
-def answered(message: Message) -> Choice:
-    """The way back."""
-    arrays = message.arrays
-    edits = Edits(*(arrays[name] for name in Edits._fields)) if "ids" in arrays else None
-    numbers = {name: message.fields[name] for name in NUMBERS}
-    return Choice(**numbers, edits=edits, mask=arrays.get("mask"))
+def answered(message: Message, vocab: int) -> Choice:
+    """The way back.  Raises ClusterError if nothing can be chosen so from so many tokens."""
+    numbers: dict[str, Any] = {}
+    for name, (least, most) in NUMBERS.items():
+        number: Any = message.fields.get(name)
+        numbers[name] = number
+        kinds = (int,) if name == "top_k" else (int, float)
+        if type(number) not in kinds or not least <= number <= most:
+            raise ClusterError(
+                f"a message has {name} {number!r:.40}, expected a number from {least} to {most}"
+            )
+    mask = message.arrays.get("mask")
+    if mask is not None and (mask.dtype != np.uint32 or mask.shape != (-(-vocab // 32),)):
+        raise ClusterError(f"a message has a mask {mask.dtype} {mask.shape} for {vocab} tokens")
+    return Choice(**numbers, edits=_edits(message.arrays, vocab), mask=mask)
+
+
+def _edits(arrays: Mapping[str, NDArray[Any]], vocab: int) -> Edits | None:
+    found = [arrays[name] for name in Edits._fields if name in arrays]
+    if not found:
+        return None
+    ids = found[0]
+    if [each.dtype for each in found] != EDITS or {each.shape for each in found} != {(ids.size,)}:
+        raise ClusterError("a message has edits of logits that do not belong together")
+    if not ((ids >= 0) & (ids < vocab)).all():
+        raise ClusterError(f"a message edits logits of tokens that are none of {vocab}")
+    return Edits(*found)
 
 
 def ride(message: Message, expected: Mapping[int, Sequence[Choice]]) -> None:
@@ -96,16 +129,21 @@ def ride(message: Message, expected: Mapping[int, Sequence[Choice]]) -> None:
         message.fields["choices"] = found
 
 
-def ridden(message: Message) -> Iterator[tuple[int, int, Choice]]:
-    """The way back: sequence, number among its rows, and how to choose there."""
-    for slot, row, *numbers in message.fields.pop("choices", ()):
+def ridden(message: Message, vocab: int) -> Iterator[tuple[int, int, Choice]]:
+    """The way back: sequence, number among its rows, and how to choose there.  See `answered`."""
+    choices = message.fields.pop("choices", [])
+    (choices,) = take({"choices": choices}, choices=list)
+    for each in choices:
+        if type(each) is not list or len(each) != 2 + len(NUMBERS) or {type(n) for n in each[:2]} != {int}:
+            raise ClusterError(f"a message has a choice {each!r:.40}, expected a sequence, a row and numbers")
+        slot, row, *numbers = each
         prefix = f"{slot}.{row}."
         arrays = {
             name.removeprefix(prefix): array
             for name, array in message.arrays.items()
             if name.startswith(prefix)
         }
-        yield slot, row, answered(Message("choose", dict(zip(NUMBERS, numbers, strict=True)), arrays))
+        yield slot, row, answered(Message("choose", dict(zip(NUMBERS, numbers, strict=True)), arrays), vocab)
 
 
 class Ask(Protocol):

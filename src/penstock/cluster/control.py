@@ -26,7 +26,8 @@ class Control:
     """One connection, once both sides know each other.  `send` may be called from any thread, `receive` by one."""
 
     def __init__(self, connection: ssl.SSLSocket):
-        self._connection, self._sending = connection, threading.Lock()
+        self._connection = connection
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.here: str = connection.getsockname()[0]  # by which address each side reaches the other
         self.there: str = connection.getpeername()[0]
 
@@ -41,22 +42,26 @@ class Control:
     def receive(self, timeout: float) -> Message:
         """Raises ClusterError if nothing comes for so many seconds, or nothing that can be read."""
         try:
-            self._connection.settimeout(timeout)
-            length = int.from_bytes(exactly(self._connection, 4), "little")
-            if length > LARGEST:
-                raise ClusterError(
-                    f"{self.there}: a message of {length:,} bytes, expected {LARGEST:,} at most"
-                )
-            return Message.decode(np.frombuffer(exactly(self._connection, length), np.uint8))
+            with self._receiving:
+                return self._receive(timeout)
         except TimeoutError:
             raise ClusterError(f"{self.there}: silent for {timeout:.0f} seconds") from None
         except OSError as error:
             raise ClusterError(f"{self.there}: the connection is gone: {error.strerror or error}") from None
 
+    def _receive(self, timeout: float) -> Message:
+        self._connection.settimeout(timeout)
+        length = int.from_bytes(exactly(self._connection, 4), "little")
+        if length > LARGEST:
+            raise ClusterError(f"{self.there}: a message of {length:,} bytes, expected {LARGEST:,} at most")
+        return Message.decode(np.frombuffer(exactly(self._connection, length), np.uint8))
+
     def close(self) -> None:
+        """Whoever waits here hears that it is over, and then the descriptor is given back.  Not before: its number
+        would be another file's while TLS still reads from it."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        with suppress(OSError):
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # TLS stays: who reads gets its error
+        with self._receiving, self._sending, suppress(OSError):
             self._connection.close()
 
 

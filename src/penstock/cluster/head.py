@@ -16,7 +16,7 @@ from penstock.cluster.helpers import Helpers
 from penstock.cluster.members import Member, Tiling, agree_on_rows
 from penstock.cluster.message import Message, take
 from penstock.cluster.secret import read_secret
-from penstock.cluster.split import parse_layers
+from penstock.cluster.split import parse_layers, said_layers
 from penstock.engine.options import EngineOptions
 from penstock.errors import ClusterError
 from penstock.weights.checkpoint import Checkpoint
@@ -80,7 +80,7 @@ class Head:
                 if self._closed:
                     raise ClusterError("the cluster is closed")
                 self._changed.wait(0.5)
-            return self.checkpoint.slice(self.tiling.head)
+            return self.checkpoint.slice(*self.tiling.head)
 
     def wait(self, tell: Callable[[int, int], None] | None = None) -> None:
         """Until all stages are ready."""
@@ -235,7 +235,7 @@ class Head:
                 if self._group is not None or len(self.members) < self.stages - 1:
                     self._changed.wait(1.0)
                     continue
-                members = sorted(self.members, key=lambda m: m.layers.start)
+                members = sorted(self.members, key=lambda m: m.layers[0].start)
                 self.members = list(members)  # who is lost leaves this one, and is missed in the other
             try:
                 self._make_group(members)
@@ -262,7 +262,7 @@ class Head:
             self.tiling.fix(members)
             self._changed.notify_all()
         for rank, member in enumerate(members, 1):
-            place = {"rank": rank, "size": self.stages, "layers": [member.layers.start, member.layers.stop]}
+            place = {"rank": rank, "size": self.stages, "layers": said_layers(member.layers)}
             member.control.send(Message("prepare", place | terms.fields()))
         for member in members:
             member.wait(member.ready)

@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from penstock.backend.base import Backend
-from penstock.backend.device import DeviceBackend
+from penstock.backend.device import DeviceBackend, HostBackend
 from penstock.backend.state import Step
 from penstock.cluster.split import token_bytes
 from penstock.engine.options import EngineOptions
@@ -27,11 +27,13 @@ def memory_for_layers(options: EngineOptions, backend: Backend) -> int:
 def measure_layer(checkpoint: Checkpoint, backend: Backend) -> float:
     """Seconds of one token in one layer, at best: with the real weights, or, on a device, to which they would have to
     be copied, by the bytes that it reads and how fast it reads."""
-    part = checkpoint.slice(range(checkpoint.layers.start, checkpoint.layers.start + 1))
+    first = checkpoint.layers[0]
+    part = checkpoint.slice(range(first, first + 1))
     if isinstance(backend, DeviceBackend):
         seconds = token_bytes(part) / backend.speeds().memory
         backend.release()
         return seconds
+    assert isinstance(backend, HostBackend)
     described = architecture(part.config)
     states = backend.states(described.state_layout(part, kv_dtype="f16", context=64, max_rewind=0))
     model = described.build(part, backend, states, MappedExperts(part, backend), DenseWeights(part, backend))

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.cluster.agreement import Hello
 from penstock.cluster.control import Control
 from penstock.cluster.message import Message, take
-from penstock.cluster.split import Machine, layer_bytes, model_head_layers, split
+from penstock.cluster.split import Layers, Machine, layer_bytes, model_head_layers, said_layers, split
 from penstock.errors import ClusterError
 from penstock.weights.checkpoint import Checkpoint
 
@@ -20,7 +20,7 @@ class Member:
     def __init__(self, control: Control, said: Hello):
         self.control, self.said = control, said
         self.name = f"{said.name} ({control.there})"
-        self.layers = range(0)
+        self.layers: Layers = ()
         self.ready, self.connected = threading.Event(), threading.Event()  # has its weights; is in the group
         self.failure: str | None = None
         self.loaded = (0, 0)  # bytes, and in all
@@ -67,7 +67,7 @@ class Member:
         return {
             "name": self.said.name,
             "address": self.control.there,
-            "layers": [self.layers.start, self.layers.stop],
+            "layers": said_layers(self.layers),
             "seen_seconds_ago": round(time.monotonic() - self.heard, 1),
             **({} if self.round_trip is None else {"round_trip_seconds": self.round_trip}),
             **self.stats,
@@ -91,16 +91,13 @@ def agree_on_rows(members: Sequence[Member], most: int, agreed: int) -> int:
 class Tiling:
     """Which layers each stage runs.  Once it is made it stays, whoever comes and goes."""
 
-    def __init__(self, checkpoint: Checkpoint, stages: int, own: range | None):
+    def __init__(self, checkpoint: Checkpoint, stages: int, own: Layers | None):
         self._checkpoint, self._stages, self._own = checkpoint, stages, own
-        self.tiles: list[range] = []  # by stage, once all are known
-
-    @property
-    def head(self) -> range:
-        """The layers of the head, as far as can be said before the others are here."""
-        if self.tiles:
-            return self.tiles[0]
-        return self._own or range(max(1, self._checkpoint.config.layer_count // self._stages))
+        likely = range(max(1, checkpoint.config.layer_count // stages))
+        self.head = own or (
+            likely,
+        )  # the layers of the head, as far as can be said before the others are here
+        self.tiles: list[Layers] = []  # by stage, once all are known
 
     def assign(self, members: Sequence[Member], memory: int, layer_seconds: float) -> None:
         """Gives each member its layers.  memory, layer_seconds: of the head.  Raises ClusterError if what they are to
@@ -110,29 +107,29 @@ class Tiling:
             return
         machines = [Machine("the head", self._own, memory, layer_seconds)]
         for said in (member.said for member in members):
-            layers = None if said.layers is None else range(*said.layers)
-            machines.append(Machine(said.name, layers, said.memory, said.layer_seconds))
+            machines.append(Machine(said.name, said.layers, said.memory, said.layer_seconds))
         for number, layers in split(
             machines, layer_bytes(self._checkpoint), model_head_layers(self._checkpoint)
         ):
             if number:
                 members[number - 1].layers = layers
+            else:
+                self.head = layers
 
     def fix(self, members: Sequence[Member]) -> None:
         """From now on it is as these members have it, who are in the order of their layers."""
         if not self.tiles:
-            self.tiles = [range(members[0].layers.start), *(member.layers for member in members)]
+            self.tiles = [self.head, *(member.layers for member in members)]
 
     def _assign_again(self, members: Sequence[Member]) -> None:
         free = self.tiles[1:]
         for member in sorted(members, key=lambda m: m.said.layers is None and m.said.loaded is None):
             wanted = member.said.layers or member.said.loaded
-            fits = [layers for layers in free if wanted == [layers.start, layers.stop]]
+            fits = [layers for layers in free if wanted == layers]
             if not fits and member.said.layers is not None:
-                missing = ", ".join(f"{layers.start}:{layers.stop}" for layers in free)
-                first, end = member.said.layers
+                said, missing = said_layers(member.said.layers), " or ".join(map(said_layers, free))
                 raise ClusterError(
-                    f"worker {member.said.name} is to run layers {first}:{end}, and what is missing is {missing}"
+                    f"worker {member.said.name} is to run layers {said}, and what is missing is {missing}"
                 )
             member.layers = (fits or free)[0]
             free.remove(member.layers)

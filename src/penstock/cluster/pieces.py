@@ -63,11 +63,11 @@ class PromptPieces:
         each = sum((s.rows - rows) * (s.seconds - seconds) for s in seen) / spread
         return max(0.0, seconds / each - rows) if each > 0 else math.inf
 
-    def size(self, tokens: int, stages: int, most: int) -> int:
-        """Of the next piece of a prompt with so many tokens.
+    def size(self, tokens: int, stages: int, most: int, turns: int = 1) -> int:
+        """Of the next piece of a prompt with so many tokens, in stages whose layers take so many turns.
 
-        With p pieces it takes (p + stages − 1) · (weights + tokens / p), which is least for
-        p = √(tokens · (stages − 1) / weights).  As long as that is not known, pieces have two sizes.
+        With p pieces it takes (p + (stages − 1) / turns) · (weights + tokens / p), which is least for
+        p = √(tokens · (stages − 1) / (weights · turns)).  As long as that is not known, pieces have two sizes.
         """
         weights = self.weights()
         if weights is None:
@@ -75,6 +75,12 @@ class PromptPieces:
         least = max(
             self._least, min(seen.rows for seen in self._seen.values()) / 2
         )  # nothing is known of smaller ones
-        wanted = math.sqrt(tokens * weights / (stages - 1))
+        wanted = math.sqrt(tokens * weights * turns / (stages - 1))
         pieces = max(1, round(tokens / max(wanted, least)), -(-tokens // most))
         return max(1, -(-tokens // pieces))
+
+    def first(self, size: int) -> int:
+        """Of a prompt's first piece, where all others have this size and layers take turns.  The other stages wait
+        for its first turn alone: with half of it they begin earlier.  What that leaves over comes last, so the first
+        stage waits for less as well."""
+        return max(min(size, self._least), size // 2)

@@ -36,12 +36,13 @@ class ClusterRunner(Runner):
     expects = True
 
     def __init__(self, pipeline: Pipeline, states: ClusterStates):
-        assert pipeline.stage is not None
+        assert pipeline.stages is not None
         self._pipeline, self.states = pipeline, states
-        self._stage = pipeline.stage
-        self._stage.runner  # noqa: B018 - loads the weights
-        self.depth = pipeline.head.stages
-        self._pieces = PromptPieces.of(self._stage.runner.checkpoint.config)
+        self._stages = pipeline.stages
+        self.shares = pipeline.head.stages
+        self.depth = self.shares * len(self._stages)  # nobody waits for the next piece of a prompt, then
+        self._pieces = PromptPieces.of(self._stages.first.runner.checkpoint.config)  # loads the weights
+        self._under_way = 0  # steps
         self._follows = True  # see `keep_up`
         self._wanted: tuple[int, float] | None = (
             None  # drafts that are to come with steps: most, least likely
@@ -51,19 +52,20 @@ class ClusterRunner(Runner):
 
     @property
     def storage(self) -> Storage:  # type: ignore[override]
-        return self._stage.runner.storage
+        return self._stages.first.runner.storage
 
     @property
     def model(self) -> Architecture:  # type: ignore[override]
-        return self._stage.runner.model
+        return self._stages.first.runner.model
 
     def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Pending:
         epoch = self._pipeline.current()
         stage = self._pipeline.own(epoch)
-        local, share = stage.local_step(step), 1 / self.depth
+        share = 1 / self.depth
         tell = None if progress is None else lambda done: progress(done * share)
-        before = stage.busy_seconds
-        streams = stage.forward(local, None, tell)
+        with self._pipeline.computing:
+            local, before = stage.local_step(step), stage.busy_seconds
+            streams = stage.forward(local, None, tell)
         self._pieces.took(step.rows, stage.busy_seconds - before)
         arrays = {"tokens": step.tokens, "positions": step.positions, "logits": step.logits}
         fields: dict[str, Any] = {
@@ -79,7 +81,9 @@ class ClusterRunner(Runner):
         expected = {slot: self._expected.pop(slot) for slot in choosing if slot in self._expected}
         message = Message("step", fields, arrays)
         ride(message, expected)
-        back = epoch.through(stage.passed_on(message, local, streams))
+        message = self._stages.crossing(stage.passed_on(message, local, streams))
+        back = epoch.through(message)
+        self._under_way += 1
         return lambda: self._logits(epoch, step, back, expected)
 
     def expect(self, slot: int, choices: Sequence[Choice]) -> None:
@@ -89,7 +93,10 @@ class ClusterRunner(Runner):
     def _logits(
         self, epoch: Epoch, step: Step, back: Callable[[], Message], expected: Mapping[int, Sequence[Choice]]
     ) -> Logits:
-        message = back()
+        try:
+            message = back()
+        finally:
+            self._under_way -= 1
         for slot, position, token, tokens, chances in message.fields.get("drafts", ()):
             self._ridden[slot] = Ridden(position, token, list(zip(tokens, chances, strict=True)))
         self.draft_seconds = message.fields.get("draft_seconds", 0.0)
@@ -116,7 +123,9 @@ class ClusterRunner(Runner):
         them: few are best."""
         if self._pipeline.head.options.prefill_chunk is not None or not self._pipeline.in_memory:
             return most
-        return self._pieces.size(tokens, self.depth, most)
+        turns = len(self._stages)
+        size = self._pieces.size(tokens, self.shares, most, turns)
+        return size if turns == 1 or self._under_way else self._pieces.first(size)
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]
@@ -141,7 +150,7 @@ class ClusterRunner(Runner):
             self._wanted = 1, 0.0
 
     def announce(self, tokens: Sequence[int]) -> None:
-        self._stage.runner.announce(tokens)
+        self._stages.announce(tokens)
 
     def close(self) -> None:
         """Every stage gives the memory of its weights back, and loads them again when the next step comes."""

@@ -11,24 +11,25 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, Backend, Elsewhere, ExpertLease, ExpertTable
+from penstock.backend.base import Array, Elsewhere, ExpertLease, ExpertTable
+from penstock.backend.device import HostBackend
 from penstock.cluster.helpers import Answer, Helper
 from penstock.cluster.share import FEW, NEWER
 from penstock.errors import ClusterError
 from penstock.storage.heat import ExpertMap
-from penstock.storage.store import ExpertStore, Lease
+from penstock.storage.store import Lease, TableStore
 
 STALLED: Final = (
     300.0  # seconds that an expert worker may take for a layer; one that is silent is lost before
 )
 
 
-class SharedExperts(ExpertStore):
+class SharedExperts(TableStore):
     """`own` has all experts.  What is asked of `helpers` and does not come is computed here after all, so that they
     can be lost at any moment and no answer changes."""
 
     def __init__(
-        self, own: ExpertStore, backend: Backend, experts: int, helpers: Callable[[], Sequence[Helper]]
+        self, own: TableStore, backend: HostBackend, experts: int, helpers: Callable[[], Sequence[Helper]]
     ):
         self.own, self.backend, self.experts, self._helpers = own, backend, experts, helpers
         self._usual = (0, 0.0)  # rows and seconds of the latest layers that were no trials

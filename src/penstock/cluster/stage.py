@@ -25,16 +25,43 @@ HELD: Final = 16  # rows of logits of a sequence that stay on the last stage; mo
 Order = Sequence[Any]  # its name, and what it is about
 
 
-class Stage:
-    """Layers of a model and the memory of their sequences.  `open_runner` loads the weights, now or when they are
-    needed again.  Used by one thread, but for `question`."""
+class Runners:
+    """Those of one machine's stages, by turn, which share its weights.  `open_runners` loads them, now or when they
+    are needed again."""
 
-    def __init__(
-        self, number: int, backend: Backend, states: StatePool, open_runner: Callable[[], LocalRunner]
-    ):
-        self.number, self.backend, self.states = number, backend, states
-        self._open = open_runner
-        self._runner: LocalRunner | None = None
+    def __init__(self, backend: Backend, open_runners: Callable[[], list[LocalRunner]]):
+        self._backend, self._open = backend, open_runners
+        self._here: list[LocalRunner] = []
+
+    def open_with(self, open_runners: Callable[[], list[LocalRunner]]) -> None:
+        self._open = open_runners
+
+    def at(self, turn: int) -> LocalRunner:
+        if not self._here:
+            self._here = self._open()
+        return self._here[turn]
+
+    def loaded(self, turn: int) -> LocalRunner | None:
+        """None while the weights are away."""
+        return self._here[turn] if self._here else None
+
+    def park(self) -> None:
+        if self._here:
+            for runner in self._here:
+                runner.settle()
+            self._here[0].close()
+            self._here = []
+            if isinstance(self._backend, DeviceBackend):
+                self._backend.release()
+
+
+class Stage:
+    """Layers of a model that follow each other, and the memory of their sequences.  Used by one thread at a time, but
+    for `question`."""
+
+    def __init__(self, number: int, turn: int, backend: Backend, states: StatePool, runners: Runners):
+        self.number, self._turn, self.backend, self.states = number, turn, backend, states
+        self._runners = runners
         self._slots: dict[int, int] = {}  # the head's number of a sequence → the slot that it has here
         self._failed: set[int] = set()  # sequences of which this stage has missed a step
         self._logits: dict[
@@ -44,15 +71,9 @@ class Stage:
         self.steps, self.rows, self.layers_done = 0, 0, 0
         self.busy_seconds = 0.0
 
-    def open_with(self, open_runner: Callable[[], LocalRunner]) -> None:
-        """How weights are loaded from now on."""
-        self._open = open_runner
-
     @property
     def runner(self) -> LocalRunner:
-        if self._runner is None:
-            self._runner = self._open()
-        return self._runner
+        return self._runners.at(self._turn)
 
     @property
     def chunk(self) -> int:
@@ -62,14 +83,6 @@ class Stage:
     @property
     def is_last(self) -> bool:
         return self.runner.checkpoint.is_last
-
-    def park(self) -> None:
-        if self._runner is not None:
-            self._runner.settle()
-            self._runner.close()
-            self._runner = None
-            if isinstance(self.backend, DeviceBackend):
-                self.backend.release()
 
     def forget(self) -> None:
         """All sequences."""
@@ -105,8 +118,9 @@ class Stage:
 
     def _settle(self, number: int) -> None:
         """All rows of a sequence's state are to be there."""
-        if self._runner is not None:
-            self._runner.settle(self._slots[number])
+        runner = self._runners.loaded(self._turn)
+        if runner is not None:
+            runner.settle(self._slots[number])
 
     def process(self, message: Message) -> Message:
         """Does what a message says, and gives what goes to the next stage.  A stage that fails says so in it; those
@@ -176,7 +190,7 @@ class Stage:
             message.arrays["streams"] = self.backend.host(streams)[: step.rows]
             return message
         slots, number = message.fields["slots"], message.fields["number"]
-        choices, message.arrays = list(ridden(message)), {}
+        choices, message.arrays = list(ridden(message, self.states.layout.vocab_size)), {}
         if not len(step.logits):
             return message
         logits: Logits = np.asarray(self.runner.logits(streams, step))
@@ -191,7 +205,7 @@ class Stage:
                 rows = (step.logits >= first) & (step.logits < end)
                 self._logits[sequence] = (number, logits[rows].copy())
         message.fields["chosen"] = [
-            [slot, row, *choose(self.backend.sampling, self._logits[slot][1][row], choice)]
+            [slot, row, *choose(self.backend.sampling, self._held(slot, number, row), choice)]
             for slot, row, choice in choices
         ]
         self._draft(message, step, [each.token for each in best])
@@ -228,18 +242,29 @@ class Stage:
 
     def question(self, message: Message) -> Message:
         """About logits that are held here.  May be asked while a step runs."""
-        slot, step, row = take(message.fields, slot=int, step=int, row=int)
         answer = Message("answer", {"number": message.fields.get("number")})
+        try:
+            slot, step, row = take(message.fields, slot=int, step=int, row=int)
+            logits = self._held(slot, step, row)
+            if message.kind == "logits":
+                answer.arrays["logits"] = logits
+            else:
+                choice = answered(message, len(logits))
+                answer.fields |= choose(self.backend.sampling, logits, choice)._asdict()
+        except ClusterError as error:
+            answer.fields["error"] = ["ClusterError", str(error), self.number]
+        return answer
+
+    def _held(self, slot: int, step: int, row: int) -> Logits:
+        """A row of the logits that a step gave for a sequence."""
         with self._sampling:
             held = self._logits.get(slot)
         if held is None or held[0] != step:
-            answer.fields["error"] = ["ClusterError", "these logits are gone: their sequence has gone on", 0]
-        elif message.kind == "logits":
-            answer.arrays["logits"] = held[1][row]
-        else:
-            chosen = choose(self.backend.sampling, held[1][row], answered(message))
-            answer.fields |= chosen._asdict()
-        return answer
+            raise ClusterError("these logits are gone: their sequence has gone on")
+        if not 0 <= row < len(held[1]):
+            raise ClusterError(f"row {row} of {len(held[1])} rows of logits")
+        found: Logits = held[1][row]
+        return found
 
     def _ask(self, message: Message) -> Message:
         """What needs an answer of all stages, one after another."""
@@ -258,7 +283,7 @@ class Stage:
 
     def _park(self, message: Message) -> None:
         del message
-        self.park()
+        self._runners.park()
 
     def _tensors(self, message: Message, number: int, position: int, floor: int) -> None:
         if number in self._failed:
@@ -280,7 +305,7 @@ class Stage:
 
     def stats(self) -> dict[str, Any]:
         """Of this stage, in a few numbers.  Waits for nobody."""
-        runner = self._runner
+        runner = self._runners.loaded(self._turn)
         mode = "parked" if runner is None else runner.storage.plan.mode
         found = {name: getattr(self, name) for name in ("steps", "rows", "layers_done", "busy_seconds")}
         return found | {"mode": mode, "device": self.backend.name, "sequences": len(self._slots)}

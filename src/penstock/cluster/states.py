@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from itertools import count
 
-from penstock.backend.state import Rows, StateLayout, StatePool
+from penstock.backend.state import RemoteStates, Rows, StateLayout
 from penstock.cluster.pipeline import Epoch, Pipeline
 from penstock.errors import ClusterError
 
 
-class ClusterStates(StatePool):
+class ClusterStates(RemoteStates):
     """`layout` is that of the whole model: what is saved of a session is the same, however many stages there are."""
 
     def __init__(self, layout: StateLayout, pipeline: Pipeline):
@@ -63,9 +63,3 @@ class ClusterStates(StatePool):
     def restore(self, slot: int, position: int, floor: int, tensors: Mapping[str, Rows]) -> None:
         self.reset(slot)
         self._pipeline.ask("restore", slot, position, floor, arrays=dict(tensors))
-
-    def read(self, slot: int, series: int, first: int, last: int) -> Rows:
-        raise NotImplementedError("rows of a cluster are read all at once")
-
-    def write(self, slot: int, series: int, first: int, rows: Rows) -> None:
-        raise NotImplementedError("rows of a cluster are written all at once")

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.cluster.agreement import Described, Terms, hello
+from penstock.cluster.agreement import Described, Terms, hello, read_layers
 from penstock.cluster.attendance import Attendance, Refused
 from penstock.cluster.control import Control, NoHead, dial
-from penstock.cluster.group import ASIDE, CHAIN, as_boundary, from_boundary
+from penstock.cluster.group import ASIDE, CHAIN
 from penstock.cluster.machines import part_name
 from penstock.cluster.measure import measure_layer, memory_for_layers
 from penstock.cluster.message import Message, take
 from penstock.cluster.secret import read_secret
-from penstock.cluster.split import parse_layers
-from penstock.cluster.stage import Stage
+from penstock.cluster.split import Layers, parse_layers, said_layers
+from penstock.cluster.stages import Stages, states_of
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import choose_backend, make_engine_plan, open_states, state_layout
-from penstock.engine.runner import LocalRunner
+from penstock.engine.planning import choose_backend, make_engine_plan
+from penstock.engine.runner import LocalRunner, open_runners
 from penstock.errors import ClusterError
 from penstock.machine.memory import read_memory
 from penstock.weights.checkpoint import Checkpoint
@@ -87,7 +87,7 @@ class Place:
 
     rank: int
     size: int
-    layers: range
+    layers: Layers
     terms: Terms
 
 
@@ -98,7 +98,7 @@ class StageWorker(Worker):
         super().__init__(checkpoint, options, *more)
         self._layers = parse_layers(options.layers)
         self._place: Place | None = None
-        self.latest: Stage | None = None
+        self.latest: Stages | None = None
         self._seconds = 0.0
         if self._layers is None:
             one = checkpoint.slice(range(1))
@@ -117,18 +117,19 @@ class StageWorker(Worker):
         if self.latest is not None:
             self.latest.forget()
 
-    def stage(self, place: Place, progress: Callable[[int, int], None]) -> Stage:
+    def stages(self, place: Place, progress: Callable[[int, int], None]) -> Stages:
         """With its weights in memory: the one from before, if it is to run the same."""
         kept = self._place is not None and replace(place, rank=0) == replace(self._place, rank=0)
         if self.latest is None or not kept:
             if self.latest is not None:
                 self.latest.park()
             self.latest = self._open(place, progress)
-        self._place, self.latest.number = place, place.rank
-        self.latest.runner  # noqa: B018 - loads the weights
+        self._place = place
+        self.latest.renumber(place.rank)
+        self.latest.first.runner  # noqa: B018 - loads the weights
         return self.latest
 
-    def _open(self, place: Place, progress: Callable[[int, int], None]) -> Stage:
+    def _open(self, place: Place, progress: Callable[[int, int], None]) -> Stages:
         terms = place.terms
         options = replace(
             self.options,
@@ -141,19 +142,20 @@ class StageWorker(Worker):
             sessions=terms.sessions,
         )
         whole = self.checkpoint if terms.draft else self.checkpoint.without_draft()
-        part, name = whole.slice(place.layers), part_name(self.checkpoint, whole.slice(place.layers))
+        part = whole.slice(*place.layers)
+        name = part_name(self.checkpoint, part)
         backend = choose_backend(part, options)
         plan, _ = make_engine_plan(part, options, backend, terms.context)
-        states = open_states(backend, state_layout(part, options, terms.context), plan)
+        states = states_of(part, backend, options, terms.context, plan)
 
-        def load() -> LocalRunner:
-            return LocalRunner(part, backend, states, plan, options, lambda: name, progress)
+        def load() -> list[LocalRunner]:
+            return open_runners(part, backend, states, plan, options, lambda: name, progress)
 
-        return Stage(place.rank, backend, states, load)
+        return Stages(place.rank, backend, states, load, terms.boundary)
 
 
 class StageAttendance(Attendance):
-    """Messages come from the stage before and go to the one behind; the last one answers the head."""
+    """Messages come from the machine before and go to the one behind; the last one answers the head."""
 
     def __init__(self, worker: StageWorker, control: Control):
         super().__init__(control, worker.options.interface, worker.tell)
@@ -161,30 +163,26 @@ class StageAttendance(Attendance):
 
     def attend(self) -> None:
         said = self.next("prepare").fields
-        rank, size, layers = take(said, rank=int, size=int, layers=list)
-        place = Place(rank, size, range(*layers), Terms.read(said))
-        what, timeout = f"layers {layers[0]}:{layers[1]}", place.terms.timeout
-        self.prepare(timeout, what, lambda: self._worker.stage(place, self.loading))
-        stage = self._worker.stage(place, lambda *_: None)
-        self.ready(chunk=stage.chunk)
+        rank, size = take(said, rank=int, size=int)
+        layers = read_layers(said, "layers")
+        if layers is None:
+            raise ClusterError("the head does not say which layers")
+        place = Place(rank, size, layers, Terms.read(said))
+        what, timeout = f"layers {said_layers(layers)}", place.terms.timeout
+        self.prepare(timeout, what, lambda: self._worker.stages(place, self.loading))
+        stages = self._worker.stages(place, lambda *_: None)
+        self.ready(chunk=stages.first.chunk)
         group, last = self.join(rank, size, timeout), rank == size - 1
         following = group.outgoing((rank + 1) % size, CHAIN)
         group.incoming(rank - 1, CHAIN, self.work.put)
         if last:
             answers = group.outgoing(0, ASIDE)
-            group.incoming(0, ASIDE, lambda message: answers.send(stage.question(message)))
+            group.incoming(0, ASIDE, lambda message: answers.send(stages.last.question(message)))
         self.control.send(Message("connected"))
         self.tell(f"{what} are ready")
         while (message := self.work.get()) is not None:
-            if "streams" in message.arrays:
-                message.arrays["streams"] = from_boundary(message.arrays["streams"])
-            message = stage.process(message)
-            if last:
-                message.fields.pop("orders", None)
-            if "streams" in message.arrays:
-                message.arrays["streams"] = as_boundary(message.arrays["streams"], place.terms.boundary)
-            following.send(message)
+            following.send(stages.process(message))
 
     def stats(self) -> dict[str, Any]:
-        stage = self._worker.latest
-        return {} if stage is None else stage.stats()
+        stages = self._worker.latest
+        return {} if stages is None else stages.stats()
