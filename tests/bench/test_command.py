@@ -84,7 +84,7 @@ def test_ctrl_c_shows_what_was_measured(
         (["--decode", "16384"], "--decode is 16,384, the context holds 16,384 tokens"),
         (["--repeat", "0"], "--repeat is 0, expected a whole number from 1"),
         (["--threads", "0"], "threads is 0, expected a whole number from 1"),
-        (["--kv-dtype", "f8"], "kv_dtype is 'f8'"),
+        (["--kv-dtype", "f8"], "--kv-dtype is 'f8'"),
         (["--csv", "/nowhere/t.csv"], "/nowhere/t.csv: cannot be written: No such file"),
         (["--csv", "/"], "/: cannot be written: Is a directory"),
         (["--plot", "speed.png"], "--plot speed.png: pictures are SVG"),

@@ -1,7 +1,7 @@
 """What is expected of a run follows from what its parts take."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from penstock.bench import expectation, expected
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
 from penstock.bench.expected import NewMemory, expect_here
+from penstock.bench.expected_run import Phase
 from penstock.bench.missing_weights import Handling
 from penstock.bench.routing import DrawnRouting
 from penstock.bench.token_overhead import token_overhead
@@ -22,17 +23,18 @@ from penstock.engine.planning import make_engine_plan
 from penstock.engine.sampler import Sampler
 from penstock.engine.steps import Generation
 from penstock.machine import pages
-from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.notes import notes_path, recall, remember
 from penstock.machine.pages import Filling
 from penstock.model.deepseek_v4.model import DeepSeekV4
 from penstock.storage import read_speed
+from penstock.storage.page_cache import Absent, Gaps, Window
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.source import ExpertSource
 from penstock.storage.usage import Usage
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.files import MappedFile
 from penstock.weights.imagined import imagine
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth, stored_type, synth
@@ -184,12 +186,14 @@ def test_a_use_that_answers_do_not_repeat_is_not_expected_of_them(flash: Checkpo
     assert always.steady.hit_rate > 3 * uniform
 
 
-def test_a_file_that_is_not_in_memory_comes_with_the_first_prompt(flash: Checkpoint) -> None:
-    plan = planned(flash, 200 * GIB)
-    warm, cold = (
-        expect(flash, plan, costs(flash), ReadSpeed(1e9, 0.0), coming=s).prefill for s in (0.0, 9.0)
-    )
-    assert cold.seconds == pytest.approx(warm.seconds + 9.0)
+def test_a_file_that_is_not_in_memory_comes_while_the_first_prompt_is_read() -> None:
+    warm = Phase(512, 5.0, 1.0, 0.0, 1.0)
+    assert expected._with_the_file(warm, Absent()) == warm
+    assert expected._with_the_file(warm, Absent(1, seconds=4.0)) == warm
+    # The processors are at work for it.
+    assert expected._with_the_file(warm, Absent(1, seconds=4.0, working=1.5)).seconds == 6.5
+    slow = expected._with_the_file(warm, Absent(1, seconds=9.0, working=1.5))
+    assert (slow.seconds, slow.waiting) == (9.0, 5.0)
 
 
 def test_memory_that_is_filled_for_the_first_time_takes_time(flash: Checkpoint) -> None:
@@ -280,11 +284,28 @@ def test_reading_for_the_first_time_is_compared_with_reading_the_same_again(
     assert (by_byte, cold) == (0.25, 0.75)
 
 
-def test_a_mapped_file_comes_to_new_memory(flash: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "measure_filling", lambda _: Filling(3e-9, 1e-9, 4e-9))
-    new = expected._new_memory(planned(flash, None), ExpertSource(flash), 10**9)
-    assert new.longer == pytest.approx(2.0 * expected.LASTS / (read_cpu().usable + 1))
-    assert expected._new_memory(planned(flash, None), ExpertSource(flash)).longer == 0.0
+def test_a_mapped_file_comes_to_new_memory(
+    flash: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried before the quick memory is taken, and after."""
+    (tmp_path / "file").write_bytes(bytes(8 << 20))
+    file, taken = MappedFile(tmp_path / "file"), list[str]()
+
+    def measure_filling(_: object) -> Filling:
+        taken.append("all")
+        return Filling(3e-9, 1e-9, 4e-9, 5 * 10**8)
+
+    def try_to_bring(nbytes: int, windows: Sequence[Window]) -> Absent:
+        assert len(windows) == 2
+        return Absent(nbytes, 9.0, 3.0) if taken else Absent(nbytes, 5.0, 1.0)
+
+    monkeypatch.setattr(expected, "measure_filling", measure_filling)
+    monkeypatch.setattr(expected, "try_to_bring", try_to_bring)
+    gaps = Gaps(10**9, tuple((file, start << 20, 1 << 20) for start in range(4)))
+    new = expected._new_memory(planned(flash, 200 * GIB), ExpertSource(flash), gaps)
+    quick = expected.LASTS / 2  # as much as was filled
+    assert new.absent == pytest.approx((10**9, 9.0 - 4.0 * quick, 3.0 - 2.0 * quick))
+    assert (new.soonest.seconds, new.latest.seconds) == (5.0, 9.0)
 
 
 def test_rows_of_a_prompt_share_experts() -> None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.backend import open_backend
 from penstock.bench import missing_weights
 from penstock.bench.imagined_layers import ImaginedLayers
-from penstock.bench.missing_weights import _streamed_blocks, _Turns
+from penstock.bench.missing_weights import Handling, _streamed_blocks, _Turns
 from penstock.storage.dense import LoadedDense
 from penstock.storage.reader import Reader
 from penstock.storage.source import ExpertSource
@@ -75,3 +75,14 @@ def test_every_number_is_found(layers: ImaginedLayers, source: ExpertSource) -> 
     found = missing_weights.measure_handling(layers, source)
     assert all(0 <= seconds < 60 for seconds in found)
     assert found.guess > 0
+
+
+def test_many_take_longer_each_where_there_is_the_least_room(
+    layers: ImaginedLayers, source: ExpertSource, reader: Reader
+) -> None:
+    turns = _Turns(layers, source, reader, 48, 4, 4, slots=2)
+    turns.seconds()
+    assert turns.store.cache.capacity == 2 * max(source.slot_bytes)
+    assert turns.store.counters.totals()["misses"] == 4 * turns.turn
+    found = Handling(many=1.0, tight=3.0)
+    assert [found.many_with(slots, 12) for slots in (2, 12, 18, 24, 99)] == [3.0, 3.0, 2.0, 1.0, 1.0]

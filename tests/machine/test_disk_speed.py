@@ -28,20 +28,6 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_folder_is_measured_with_a_file_that_does_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_speed, "SMALLEST_FILE", 8 << 20)
-    monkeypatch.setattr(disk_speed, "SECONDS", 0.01)
-    monkeypatch.setattr(disk_speed, "MOST_SECONDS", 60.0)
-    found = disk_speed.measured_under(tmp_path)
-    assert found.bytes_per_second > 0
-    assert not list(tmp_path.glob("penstock-*"))
-    assert disk_speed.measured_under(tmp_path) == found._replace(cached=True)
-    with pytest.raises(ReadError, match="nowhere"):
-        disk_speed.measured_under(tmp_path / "nowhere", again=True)
-
-
 @pytest.mark.parametrize("direct", [True, False])
 def test_speed_is_bytes_over_the_time_until_the_last_of_them(
     large: Path, monkeypatch: pytest.MonkeyPatch, direct: bool

@@ -2,22 +2,18 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import struct
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from errno import EIO
-from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,18 +21,14 @@ from numpy.typing import NDArray
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.errors import ModelFormatError, OptionError, ReadError
-from penstock.storage import pack_speed, pack_writer
-from penstock.storage.pack import FIXED, MAGIC, PackedSource, find_source, pack_path, sealed
-from penstock.storage.pack_speed import measure, reads_per_expert
-from penstock.storage.pack_writer import experts_bytes, write_pack
-from penstock.storage.read_speed import experts_at_random
-from penstock.storage.reader import BLOCK, Reader
+from penstock.storage.pack import FIXED, MAGIC, PackedSource, pack_path, sealed
+from penstock.storage.pack_writer import write_pack
+from penstock.storage.reader import BLOCK
 from penstock.storage.source import ExpertSource
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import synth
-from penstock.weights.types import F32, Q8_0, WeightType
 from tests.fuzz.mutate import mutate
-from tests.weights.official import official_checkpoint, official_config
+from tests.storage.packs import copied, make_model
 
 PROMPT = [(7 * number + 3) % 256 for number in range(40)]
 JSON = st.recursive(
@@ -48,34 +40,9 @@ JSON = st.recursive(
 )
 
 
-def make_model(kind: str, folder: Path) -> Path:
-    """A tiny GGUF file of one of the mixes, or an official checkpoint with a draft block."""
-    path = folder / f"{kind}.gguf"
-    if kind == "official":
-        official_checkpoint(path, official_config(), seed=0, mtp=True)
-    else:
-        synth(path, width="tiny", ratios=(0, 4, 128), hash_layers=1, mix=kind)
-    return path
-
-
 @pytest.fixture(scope="module", params=["q2", "q8_0", "mxfp4", "official"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(request.param, tmp_path_factory.mktemp("pack"))
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a pack beside it, which tests leave alone."""
-    path = make_model("q2", tmp_path_factory.mktemp("packed"))
-    write_pack(open_checkpoint(path), pack_path(path))
-    return path
-
-
-def copied(packed: Path, folder: Path) -> tuple[Path, Path]:
-    """A model and its pack to be changed."""
-    for path in (packed, pack_path(packed)):
-        shutil.copy(path, folder)
-    return folder / packed.name, pack_path(folder / packed.name)
 
 
 def answers(model: Path, **options: Any) -> tuple[list[NDArray[np.float32]], str]:
@@ -92,7 +59,7 @@ def same(mine: list[NDArray[np.float32]], others: list[NDArray[np.float32]]) -> 
     return all(np.array_equal(*pair) for pair in zip(mine, others, strict=True))
 
 
-# ── bits ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── bits ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_same_bits_with_and_without_a_pack(model: Path, tmp_path: Path) -> None:
@@ -156,7 +123,7 @@ def test_a_failed_read_names_the_pack(packed: Path) -> None:
             engine.session().feed(PROMPT)
 
 
-# ── which file is used ────────────────────────────────────────────────────────────────────────────────────────
+# ── which file is used ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_pack_beside_the_model_is_found(packed: Path) -> None:
@@ -198,7 +165,7 @@ def test_where_a_pack_is_looked_for(model: str, expected: str) -> None:
     assert here == Path.cwd().with_name(Path.cwd().name + ".pack")
 
 
-# ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_model_that_differs_only_in_its_experts(packed: Path, tmp_path: Path) -> None:
@@ -289,129 +256,3 @@ def test_only_format_errors_come_out_of_a_header(
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("fuzz") / "fuzzed.pack"
     return path
-
-
-# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_pack_that_exists_is_kept_unless_it_may_be_replaced(packed: Path, tmp_path: Path) -> None:
-    checkpoint, pack = open_checkpoint(packed), tmp_path / "experts"
-    pack.write_bytes(b"precious")
-    with pytest.raises(OptionError, match="exists already; --force"):
-        write_pack(checkpoint, pack)
-    assert pack.read_bytes() == b"precious"
-    done: list[int] = []
-    size = write_pack(checkpoint, pack, overwrite=True, progress=done.append)
-    assert pack.read_bytes() == pack_path(packed).read_bytes()
-    assert sum(done) == experts_bytes(ExpertSource(checkpoint)) < size
-
-
-def test_where_no_pack_can_be_written(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = open_checkpoint(packed)
-    with pytest.raises(OptionError, match="found a folder"):
-        write_pack(checkpoint, tmp_path)
-    with pytest.raises(OptionError, match="there is no folder"):
-        write_pack(checkpoint, tmp_path / "nowhere" / "experts")
-    with pytest.raises(OptionError, match="belongs to the model"):
-        write_pack(checkpoint, packed, overwrite=True)
-    free = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    with pytest.raises(OptionError, match="bytes are needed, 1,048,576 are free"):
-        write_pack(checkpoint, tmp_path / "experts")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_nothing_is_left_of_a_pack_that_failed(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
-) -> None:
-    def fail(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(pack_writer, "_write_expert", fail)
-    expected = OptionError if isinstance(failure, OSError) else KeyboardInterrupt
-    with pytest.raises(expected):
-        write_pack(open_checkpoint(packed), tmp_path / "experts")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (Q8_0, "expert 5 of blk.1: stored in other types than the first"),
-        (F32, "expert 5 of blk.1: .* bytes, expected"),
-    ],
-)
-def test_experts_of_one_block_in_several_types(tmp_path: Path, kind: WeightType, message: str) -> None:
-    """A pack has no place for them, and large ones do not fit the slots that are planned for the block."""
-    checkpoint = open_checkpoint(make_model("official", tmp_path))
-    others = {}
-    for part in ("gate", "up", "down"):
-        info = checkpoint.index[f"blk.1.ffn_{part}_exps.5.weight"]
-        others[info.name] = replace(info, kind=kind, nbytes=kind.nbytes(info.shape), scale=None)
-    mixed = replace(checkpoint, index=checkpoint.index | others)
-    with pytest.raises(ModelFormatError, match=message):
-        write_pack(mixed, tmp_path / "experts")
-    assert not (tmp_path / "experts").exists()
-
-
-# ── is it worth it? ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def write_in_one_piece(folder: Path) -> Path:
-    """An official checkpoint with every expert's weights and scales one after another."""
-    stored = official_checkpoint(folder, official_config(), seed=0, shards=1).stored
-    (shard,) = folder.glob("*.safetensors")
-    entries, end = {}, 0
-    for name, tensor in stored.items():
-        begin, end = end, end + tensor.nbytes
-        kind = {torch.int8: "I8", torch.int64: "I64", torch.bfloat16: "BF16", torch.float32: "F32"}
-        kind |= {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e8m0fnu: "F8_E8M0"}
-        shape = list(tensor.shape)
-        entries[name] = {"dtype": kind[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
-    header = json.dumps(entries).encode()
-    data = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in stored.values()]
-    shard.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(data))
-    return folder
-
-
-def test_reads_that_an_expert_takes(packed: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(packed)
-    assert reads_per_expert(ExpertSource(checkpoint)) == 3
-    assert reads_per_expert(find_source(checkpoint, "auto")) == 1
-    official = open_checkpoint(make_model("official", tmp_path))
-    assert reads_per_expert(ExpertSource(official)) == 6  # scales in other shards than their matrices
-    assert reads_per_expert(ExpertSource(open_checkpoint(write_in_one_piece(tmp_path / "one")))) == 1
-
-
-def test_both_ways_read_the_same_amount(packed: Path) -> None:
-    source = ExpertSource(open_checkpoint(packed))
-    size = packed.stat().st_size
-    ways = zip(experts_at_random(source), pack_speed._in_one_piece(source), strict=False)
-    for apart, together in islice(ways, 200):
-        (stretch,) = together.bundle.stretches
-        assert apart.nbytes == together.nbytes == stretch.needed
-        assert stretch.offset + stretch.needed <= size
-
-
-def test_the_gain_is_that_of_neighbouring_rounds(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One piece is a tenth faster in each round, while the disk gets slower all the time."""
-    rounds = count()
-
-    def speed(_reader: Reader, _buffers: object, requests: Any, seconds: float) -> float:
-        pieces = len(next(requests).bundle.stretches)
-        return 0.0 if seconds == 0 else (1.1 if pieces == 1 else 1.0) * 0.5 ** (next(rounds) // 2)
-
-    monkeypatch.setattr(pack_speed, "stream", speed)
-    speeds = measure(ExpertSource(open_checkpoint(packed)))
-    assert speeds.gain == pytest.approx(0.1)
-    assert speeds.together == pytest.approx(1.1 * speeds.apart)
-
-
-def test_measuring_a_file_that_is_cut_short(packed: Path, tmp_path: Path) -> None:
-    model, _ = copied(packed, tmp_path)
-    source = ExpertSource(open_checkpoint(model))
-    assert measure(source, seconds=0, rounds=1).apart > 0
-    os.truncate(model, 1000)
-    with pytest.raises(ReadError, match=r"q2\.gguf"):
-        measure(source, seconds=0, rounds=1)

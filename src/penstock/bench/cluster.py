@@ -193,7 +193,7 @@ def expect_cluster(
     tiles = split(usual, layer_bytes(checkpoint), model_head_layers(checkpoint))
     stages: list[StageExpectation] = []
     context, chunk = options.context, options.prefill_chunk
-    for (_, layers), machine in zip(tiles, machines, strict=True):
+    for (_, (layers,)), machine in zip(tiles, machines, strict=True):
         part, chosen = checkpoint.slice(layers), replace(options, memory=machine.memory)
         try:
             plan, tokens = make_engine_plan(part, chosen, backend, context, chunk=chunk)

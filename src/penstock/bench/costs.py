@@ -13,6 +13,8 @@ from penstock.native.library import find, instruction_set
 from penstock.weights.checkpoint import Checkpoint
 
 ROWS: Final = (1, 16, 48)  # of a step, for all but the experts
+LONG: Final = 256  # rows that are measured too where it takes no time: small models do better with many
+QUICK: Final = 5e-3  # seconds of a layer with the most of ROWS
 EXPERT_ROWS: Final = (1, 4, 16, 64)  # that choose the same expert
 ROUNDS: Final = 3  # of measuring
 NEAR, FAR = 512, 16384  # positions between which attention is seen to grow
@@ -86,10 +88,13 @@ def _measure(
 
     def rest() -> list[float]:
         timings = [layers().rest(rows, NEAR) for rows in ROWS]
+        seconds = [each.layer for each in timings]
+        quick = seconds[-1] < QUICK
+        seconds.append(layers().rest(LONG, NEAR).layer if quick else Curve(ROWS, tuple(seconds)).at(LONG))
         far = layers().rest(1, FAR)
         deeper = max(0.0, far.layer - timings[0].layer) / (FAR - NEAR)
         head = timings[0].head / layers().config.vocab_size
-        return [*(each.layer for each in timings), *(each.step for each in timings), deeper, head]
+        return [*seconds, *(each.step for each in timings), deeper, head]
 
     def experts() -> list[float]:
         pairs = [layers().experts(rows) for rows in EXPERT_ROWS]
@@ -97,16 +102,16 @@ def _measure(
         return [*(shared for shared, _ in pairs), *(routed for _, routed in pairs), *handing]
 
     few, more = len(ROWS), len(EXPERT_ROWS)
-    rests = notes.numbers(keys[0], 2 * few + 2, rest, rounds=ROUNDS)
+    rests = notes.numbers(keys[0], 2 * few + 3, rest, rounds=ROUNDS)
     expert = notes.numbers(keys[1], 2 * more + 2, experts, rounds=ROUNDS)
     layer = LayerCosts(
-        Curve(ROWS, tuple(rests[:few])),
+        Curve((*ROWS, LONG), tuple(rests[: few + 1])),
         rests[-2],
         Curve(EXPERT_ROWS, tuple(expert[:more])),
         Curve(EXPERT_ROWS, tuple(expert[more : 2 * more])),
         *expert[2 * more :],
     )
-    return layer, rests[-1], Curve(ROWS, tuple(rests[few : 2 * few]))
+    return layer, rests[-1], Curve(ROWS, tuple(rests[few + 1 : 2 * few + 1]))
 
 
 def fingerprint(backend: Backend) -> str:
@@ -127,7 +132,7 @@ def _keys(checkpoint: Checkpoint, number: int) -> tuple[str, str]:
         parts["_exps." in name or "_shexp." in name].append(f"{name} {info.kind.name} {info.shape}")
     depth = min(checkpoint.config.layer_count, 64)  # of a small model, which the caches hold as a whole
     small = (config.window, config.index_topk, config.heads, config.o_groups, config.layers, depth)
-    return _digest(ROWS, *small, parts[0]), _digest(EXPERT_ROWS, config.experts_used, depth, parts[1])
+    return _digest(ROWS, LONG, *small, parts[0]), _digest(EXPERT_ROWS, config.experts_used, depth, parts[1])
 
 
 def _digest(*parts: Any) -> str:

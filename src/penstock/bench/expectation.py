@@ -1,7 +1,7 @@
 """How fast a model will be, before anything is loaded: prompts and answers of runs that are played through."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -46,7 +46,6 @@ def expect(
     trace: Trace | None = None,
     policy: str = "lfru",
     handling: Handling = Handling(),
-    coming: float = 0.0,
     fresh: float = 0.0,
     young: float = 0.0,
     remembered: float = inf,
@@ -55,7 +54,6 @@ def expect(
 
     usage, trace  how often experts were used, or which ones; without either all are equally likely
     handling      what missing experts cost of the processors' time
-    coming        seconds that a mapped file takes to come to memory, with the first prompt
     fresh         seconds that a byte takes to become memory, for experts and for the rows of the first chunk
     young         seconds longer that a byte takes to be read for the second time to memory that was new
     remembered    bytes of experts that are not cold to a disk once they have been read
@@ -83,7 +81,7 @@ def expect(
         begun = run(seed)
         if known is not None:
             begun.fill(known.favourites())
-        return begun, _with_the_file(begun.prefill(tokens), coming)
+        return begun, begun.prefill(tokens)
 
     times = 1 if trace is not None else -(-DRAWS // (ANSWER * used * len(checkpoint.layers)))
     begun = [beginning(PROMPT, seed) for seed in range(times)]
@@ -105,11 +103,6 @@ def _mean(phases: Sequence[Phase]) -> Phase:
         for numbers in zip(*((p.seconds, p.waiting, p.disk_bytes, p.hit_rate) for p in phases), strict=True)
     )
     return Phase(phases[0].tokens, seconds, waiting, disk_bytes, hit_rate)
-
-
-def _with_the_file(prefill: Phase, coming: float) -> Phase:
-    """Bringing a file takes the processor's time too, so it adds to what it goes on beside."""
-    return replace(prefill, seconds=prefill.seconds + coming, waiting=prefill.waiting + coming)
 
 
 def _mixed(source: ExpertSource) -> list[int]:

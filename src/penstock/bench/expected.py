@@ -8,7 +8,7 @@ For a model that is not here, `imagine` its checkpoint and give the speed of the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
 from penstock.machine.notes import recall, remember
 from penstock.machine.pages import PIECE, Filling, measure_filling, reserve
-from penstock.storage.page_cache import Absent, absent
+from penstock.storage.page_cache import Absent, Gaps, find_gaps, try_to_bring
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
 from penstock.storage.read_speed import ReadSpeed, read_speed, slower_at_first
@@ -126,10 +126,10 @@ def expect_here(
             known = recall_usage(model, config.layer_count, config.experts) if learned else None
             usage = known if known is not None and known.tells else None
             policy = choose_policy(model, plan.experts_held)
-    cold = absent(checkpoint.files) if on_disk and plan.mode == "mmap" else Absent()
     new = NewMemory()
     if on_disk:
-        new = _new_memory(plan, ExpertSource(checkpoint), cold.nbytes)
+        gaps = find_gaps(checkpoint.files) if plan.mode == "mmap" else Gaps()
+        new = _new_memory(plan, ExpertSource(checkpoint), gaps)
     found = expect(
         checkpoint,
         plan,
@@ -139,19 +139,22 @@ def expect_here(
         trace=trace,
         policy=policy,
         handling=misses,
-        coming=cold.seconds + new.longer,
         fresh=new.filling.usual,
         young=new.young,
         remembered=read_memory().total,  # of its host's memory nobody knows: taken to be as large
     )
     basis = TRACED if trace is not None else UNIFORM if usage is None else LEARNED
+    with_the_file = {
+        "prefill": _with_the_file(found.prefill, new.absent),
+        "prompts": {tokens: _with_the_file(each, new.absent) for tokens, each in found.prompts.items()},
+    }
     return Expected(
-        **vars(found),
+        **vars(found) | with_the_file,
         costs=costs,
         disk=disk,
         memory_bandwidth=1 / seconds_per_byte,
         basis=basis,
-        absent=cold,
+        absent=new.absent,
         handling=misses,
         filling=new.filling,
         young=new.young,
@@ -161,18 +164,20 @@ def expect_here(
 
 class NewMemory(NamedTuple):
     """What memory takes that a run needs for the first time: to become real; seconds longer that a byte takes to be
-    read there for the second time; and seconds longer that a mapped file of so many `brought` bytes takes to come."""
+    read there for the second time; and what of a mapped file takes to come there, as a rule, at best and at worst."""
 
     filling: Filling = Filling(0.0, 0.0, 0.0)
     young: float = 0.0
-    brought: int = 0
-    longer: float = 0.0
+    absent: Absent = Absent()
+    soonest: Absent = Absent()
+    latest: Absent = Absent()
 
 
-def _new_memory(plan: Plan, source: ExpertSource, brought: int = 0) -> NewMemory:
-    """For a run with this plan, to which so many bytes of a mapped file come."""
+def _new_memory(plan: Plan, source: ExpertSource, gaps: Gaps = Gaps()) -> NewMemory:
+    """For a run with this plan, to which these gaps of a mapped file come."""
     streams = plan.mode == "direct"
-    needed = plan.work + (plan.experts_held if streams else brought)
+    soonest = try_to_bring(gaps.nbytes, gaps.windows[::2])
+    needed = plan.work + (plan.experts_held if streams else gaps.nbytes)
     memory = reserve(max(PIECE, min(needed, read_memory().room // 2)), large=True)
     now = measure_filling(memory)
     usual, slowest = _usual("seconds", now.usual, now.slowest)
@@ -181,14 +186,22 @@ def _new_memory(plan: Plan, source: ExpertSource, brought: int = 0) -> NewMemory
         last = np.frombuffer(memory, np.uint8)[max(0, now.nbytes - YOUNG) : now.nbytes]
         found = slower_at_first(source, last)
         young, _ = _usual("young", found, found)
-    # What came of the file just now found the quickest memory that there was, and some of the slow will be quick.
-    longer = LASTS * brought * (now.usual - now.quickest) / _bringing()
-    return NewMemory(Filling(usual, now.quickest, slowest, now.nbytes), young, brought, longer)
+    # What came first found the quickest memory that there was.  That is taken now, and as much of it as there was is
+    # free again for a run that comes soon.
+    latest = try_to_bring(gaps.nbytes, gaps.windows[1::2])
+    quick = LASTS * min(1.0, now.nbytes / max(1, gaps.nbytes))
+    mixed = (
+        quick * first + (1 - quick) * later for first, later in zip(soonest[1:], latest[1:], strict=True)
+    )
+    absent = Absent(gaps.nbytes, *mixed)
+    filling = Filling(usual, now.quickest, slowest, now.nbytes)
+    return NewMemory(filling, young, absent, soonest, latest)
 
 
-def _bringing() -> int:
-    """Those who make memory real for a mapped file, side by side: all cores, and the disk."""
-    return read_cpu().usable + 1
+def _with_the_file(prefill: Phase, absent: Absent) -> Phase:
+    """A file comes while the prompt is read, which goes on with what is there; it takes the processors' time too."""
+    seconds = max(absent.seconds, prefill.seconds + absent.working)
+    return replace(prefill, seconds=seconds, waiting=prefill.waiting + seconds - prefill.seconds)
 
 
 def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
@@ -203,14 +216,13 @@ def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
 
 def _between(prefill: Phase, plan: Plan, new: NewMemory) -> tuple[float, float]:
     """Tokens per second of a prompt, the fewest and the most, if all new memory is as slow or as quick as can be."""
-    cores, filling = read_cpu().usable, new.filling
-    cached = min(plan.experts_held, prefill.disk_bytes) / cores if plan.mode == "direct" else 0.0
+    filling = new.filling
+    cached = min(plan.experts_held, prefill.disk_bytes) / read_cpu().usable if plan.mode == "direct" else 0.0
     by_byte = plan.work + cached  # seconds of the prompt, for a second of a byte
     slow, quick = (
-        prefill.seconds
-        + (seconds - filling.usual) * by_byte
-        + (seconds - filling.quickest) * new.brought / _bringing()
-        - new.longer
-        for seconds in (filling.slowest, filling.quickest)
+        _with_the_file(
+            replace(prefill, seconds=prefill.seconds + (seconds - filling.usual) * by_byte), absent
+        ).per_second
+        for seconds, absent in ((filling.slowest, new.latest), (filling.quickest, new.soonest))
     )
-    return prefill.tokens / slow, prefill.tokens / quick
+    return min(slow, quick), max(slow, quick)

@@ -102,6 +102,8 @@ class ExpectedRun:
         self.cache: Cache | None = None
         if plan.mode == "direct":
             self.cache = make_cache(policy, plan.experts_held, source.slot_bytes, source.experts)
+        slots = plan.experts_held / max(source.slot_bytes)
+        self._many = handling.many_with(slots, 2 * self.config.experts_used)
         self._seen: list[set[int]] = [set() for _ in costs.layers]  # experts of a mapped file that were used
         self._streamed = [block for block in self.sizes.order if block in plan.streamed]
         self._coming: dict[str, int] = {}  # streamed block → its read
@@ -273,7 +275,7 @@ class ExpectedRun:
         each = costs.routed.at(rows * self.config.experts_used / experts)
         last, handling = each if missing.count else 0.0, 0.0
         if rows > GUESSED_ROWS:
-            time.compute(missing.count * self.handling.many - missing.early * self.handling.asking)
+            time.compute(missing.count * self._many - missing.early * self.handling.asking)
         elif missing.count:
             handling = self.handling.first + (missing.count - 1) * self.handling.further
             handling = max(0.0, handling - missing.count * self.handling.asking)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, DeviceExpert, DeviceWeight, ExpertTable
+from penstock.backend.device import HostBackend
 from penstock.backend.state import DTYPES, Step
 from penstock.engine.sampler import Sampler
 from penstock.engine.sampling import Sampling
@@ -53,6 +54,7 @@ class ImaginedLayers:
     """Copies of layer `number` of a model, ready to run."""
 
     def __init__(self, checkpoint: Checkpoint, number: int, backend: Backend):
+        assert isinstance(backend, HostBackend)
         self.backend = backend
         one = imagined_like(checkpoint, number, 1).index.items()
         dense = sum(info.nbytes for name, info in one if name.startswith("blk.") and "_exps." not in name)

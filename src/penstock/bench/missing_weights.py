@@ -35,6 +35,7 @@ from penstock.weights.summary import roles
 ROWS: Final = 48  # so many that experts are computed in ascending order
 ROUNDS: Final = 3  # of measuring
 MOST_BYTES: Final = 256 << 20  # of experts
+ENOUGH: Final = 2 * IN_FLIGHT  # slots, so that as many are on their way as can be while others are computed
 SETTLING: Final = 4  # layers before: a virtual machine's host is slow with memory that is new
 FEWEST, MOST = 4, 256  # layers for one number
 PATIENCE: Final = 0.2  # seconds for them, once the fewest are made
@@ -43,7 +44,8 @@ PATIENCE: Final = 0.2  # seconds for them, once the fewest are made
 class Handling(NamedTuple):
     """Seconds of the processors for what a layer has to read: the first of its experts and each further one, until it
     is asked for and altogether, or each where rows are many; all its other weights, where they have no place of their
-    own; for a guess at what the next layer will have to read; and for finding all of its experts in the cache."""
+    own; for a guess at what the next layer will have to read; for finding all of its experts in the cache; and each
+    where rows are many and there is only the least room, so that few are on their way while few are computed."""
 
     asking: float = 5e-5
     first: float = 1e-4
@@ -52,6 +54,13 @@ class Handling(NamedTuple):
     block: float = 1e-4
     guess: float = 0.0
     hits: float = 1e-4
+    tight: float = 1e-4
+
+    def many_with(self, slots: float, fewest: int) -> float:
+        """Each of many, in a cache with room for so many, where `fewest` are the least."""
+        enough = max(ENOUGH, fewest + 1)
+        share = min(1.0, max(0.0, (slots - fewest) / (enough - fewest)))
+        return self.tight + share * (self.many - self.tight)
 
 
 def handling(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) -> Handling:
@@ -74,7 +83,7 @@ def measure_handling(layers: ImaginedLayers, source: ExpertSource) -> Handling:
     absent = source.experts // (
         2 if len(source.blocks) == 1 else 1
     )  # that a block has, whatever it chose before
-    many = max(used, min(2 * IN_FLIGHT, MOST_BYTES // size, absent))
+    many = max(used, min(ENOUGH, MOST_BYTES // size, absent))
     with closing(Reader()) as reader:
 
         def seconds(rows: int, count: int, missing: int) -> _Seconds:
@@ -86,6 +95,7 @@ def measure_handling(layers: ImaginedLayers, source: ExpertSource) -> Handling:
         dense = _streamed_blocks(source.checkpoint, layers.backend, reader)
         block = _Turns(layers, source, reader, 1, used, 0, dense).seconds().layer - here.layer
         all_missing, all_here = (seconds(ROWS, many, missing).layer for missing in (many, 0))
+        least = _Turns(layers, source, reader, ROWS, many, many, slots=min(many, 2 * used)).seconds().layer
     found = (
         (several.asking - here.asking) / used,
         one.layer - here.layer,
@@ -94,6 +104,7 @@ def measure_handling(layers: ImaginedLayers, source: ExpertSource) -> Handling:
         block,
         here.guess,
         here.layer - here.guess - whole.layer,
+        (least - all_here) / many,
     )
     return Handling(*(max(0.0, seconds) for seconds in found))
 
@@ -130,22 +141,23 @@ class _Turns:
         missing: int,
         dense: LoadedDense | None = None,
         at_hand: bool = False,
+        slots: int | None = None,
     ):
         """Rows that choose `count` experts, of which so many are missing: all, or some, or none.  at_hand: no experts
-        ever come or go, and nobody has to look for them."""
+        ever come or go, and nobody has to look for them.  slots: room for so many; else for all."""
         self.layers, self.source, self.rows, self.count, self.missing = layers, source, rows, count, missing
         self.dense = dense
         self._at_hand = ResidentLease(layers.table(layers.sets[0])) if at_hand else None
         self._blocks = range(min(2, len(source.blocks)) if missing == count else 1)
-        held = (count if missing == count else count + missing) * max(source.slot_bytes)
-        self._counters, slots = Counters([BlockCounters() for _ in source.blocks]), Slots(held)
+        held = (slots or (count if missing == count else count + missing)) * max(source.slot_bytes)
+        self._counters, room = Counters([BlockCounters() for _ in source.blocks]), Slots(held)
         self.store = StreamedExperts(
             source,
             layers.backend,
             reader,
             make_cache("lru", held, source.slot_bytes, source.experts),
-            slots,
-            Prefetch(source, reader, slots, 0, self._counters),
+            room,
+            Prefetch(source, reader, room, 0, self._counters),
             self._counters,
         )
         self._chosen: list[int] = []

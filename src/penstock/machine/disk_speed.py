@@ -4,7 +4,6 @@ import math
 import mmap
 import os
 import random
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -39,25 +38,6 @@ def measured(path: Path, again: bool = False) -> Measured:
     found = Measured(read_bandwidth(path), time.time(), cached=False)
     _remember(key, found)
     return found
-
-
-def measured_under(folder: Path, again: bool = False) -> Measured:
-    """The reading speed of the disk under a folder, for a file that will lie there.  If it is not known, one is
-    written to measure it with, and removed."""
-    if not again and (known := _recall(_key(find_disk(folder)))) is not None:
-        return known
-    try:
-        with tempfile.NamedTemporaryFile(prefix="penstock-", dir=folder) as file:
-            block = os.urandom(1 << 20)
-            for _ in range(2 * SMALLEST_FILE >> 20):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())  # what was never written cannot be read past the page cache
-            return measured(Path(file.name), again=True)
-    except OSError as error:
-        raise ReadError(
-            f"{folder}: no file can be written to measure the disk with: {error.strerror}"
-        ) from None
 
 
 def read_bandwidth(path: Path, seconds: float = SECONDS, threads: int = THREADS) -> float:

@@ -16,7 +16,7 @@ from penstock.storage.bundle import Bundle
 from penstock.storage.dense import HEAD, DenseWeights
 from penstock.storage.reader import Reader
 from penstock.storage.source import PARTS
-from penstock.storage.store import ExpertStore, Lease, ResidentLease
+from penstock.storage.store import Lease, ResidentLease, TableStore
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.tensor import TensorInfo
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     take: Callable[[TensorInfo, Bytes, Bytes | None], None]
 
 
-class DeviceExperts(ExpertStore):
+class DeviceExperts(TableStore):
     """All routed experts, one stack for each layer."""
 
     def __init__(self, checkpoint: Checkpoint, backend: DeviceBackend):

@@ -18,9 +18,8 @@ class ExpertMap(NamedTuple):
     blocks: list[str]
     present: NDArray[np.bool_]  # [blocks, experts]
     heat: NDArray[np.float32]  # [blocks, experts]
-    tiers: NDArray[np.uint8] | None = (
-        None  # [blocks, experts]: 0 disk, 1 memory, 2 a device; None: without a device
-    )
+    # [blocks, experts]: 0 disk, 1 memory, 2 a device; None: without a device
+    tiers: NDArray[np.uint8] | None = None
 
 
 class Heat:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.machine.cpu import read_cpu
 from penstock.weights.files import MappedFile
 
 SAMPLES: Final = 512  # pages looked at
@@ -21,15 +22,27 @@ STRIDE: Final = 64 << 10  # between two bytes that are touched: less than any sy
 THREADS: Final = 4
 
 
+Window = tuple[MappedFile, int, int]  # from a byte on, so many
+
+
 class Absent(NamedTuple):
-    """Bytes of mapped files that are not in memory, and about how long it takes to bring them."""
+    """Bytes of mapped files that are not in memory, about how long it takes to bring them, and for how many seconds
+    that keeps all processors from other work."""
 
     nbytes: int = 0
     seconds: float = 0.0
+    working: float = 0.0
 
 
-def absent(files: Sequence[MappedFile]) -> Absent:
-    """By samples, some of which are brought to see how fast that is.  Nothing where the system does not tell."""
+class Gaps(NamedTuple):
+    """How much of mapped files is not in memory, and some of it: two times as much as is needed to try."""
+
+    nbytes: int = 0
+    windows: tuple[Window, ...] = ()
+
+
+def find_gaps(files: Sequence[MappedFile]) -> Gaps:
+    """By samples.  None where the system does not tell."""
     total = sum(file.size for file in files)
     looked, missing = 0, []
     for file in files:
@@ -38,26 +51,44 @@ def absent(files: Sequence[MappedFile]) -> Absent:
         for start in np.linspace(0, max(0, file.size - mmap.PAGESIZE), count, dtype=np.int64).tolist():
             here = _is_here(file.bytes.ctypes.data + start // mmap.PAGESIZE * mmap.PAGESIZE)
             if here is None:
-                return Absent()
+                return Gaps()
             looked += 1
             if not here:
                 missing.append((file, start))
-    if not missing:
-        return Absent()
-    nbytes = total * len(missing) // looked
+    several = 2 * THREADS
     windows = [
-        (file, start, min(TRIED, file.size - start, -(-file.size // THREADS)))
-        for file, start in missing[:: -(-len(missing) // THREADS)]
+        (file, start, min(TRIED, file.size - start, -(-file.size // several)))
+        for file, start in missing[:: max(1, -(-len(missing) // several))]
     ]
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda window: _touch(*window), windows))
+    return Gaps(total * len(missing) // looked if missing else 0, tuple(windows))
+
+
+def try_to_bring(nbytes: int, windows: Sequence[Window]) -> Absent:
+    """So many bytes, as these come now.
+
+    Whoever brings them touches few pages, a layer all of them.  The processors of a virtual machine have to be told
+    by its host where each one lies, which shows in how much longer the first time takes than the next."""
     tried = sum(length for _, _, length in windows)
-    return Absent(nbytes, nbytes / tried * (time.perf_counter() - begin))
+    if not tried:
+        return Absent(nbytes)
+
+    def touch(stride: int) -> float:
+        begin = time.perf_counter()
+        list(pool.map(lambda window: _touch(window, stride), windows))
+        return time.perf_counter() - begin
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        worked = time.process_time()
+        seconds = touch(STRIDE)
+        working = (time.process_time() - worked) / read_cpu().usable
+        first, again = touch(mmap.PAGESIZE), touch(mmap.PAGESIZE)
+    times = nbytes / tried
+    return Absent(nbytes, times * seconds, times * (working + max(0.0, first - again)))
 
 
-def _touch(file: MappedFile, start: int, length: int) -> None:
-    file.bytes[start : start + length : STRIDE].max()  # lets other threads run
+def _touch(window: Window, stride: int = STRIDE) -> None:
+    file, start, length = window
+    file.bytes[start : start + length : stride].max()  # lets other threads run
 
 
 def _is_here(address: int) -> bool | None:
@@ -91,10 +122,10 @@ class Bringing:
     def _bring(self) -> None:
         while not self._stopped:
             with self._lock:
-                file, start, length = next(self._windows, (None, 0, 0))
-            if file is None:
+                window = next(self._windows, None)
+            if window is None:
                 return
-            _touch(file, start, length)
+            _touch(window)
 
     def stop(self) -> None:
         """Waits for the windows under way."""

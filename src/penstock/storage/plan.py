@@ -79,10 +79,6 @@ class Plan:
         return self.base + SLACK + self.state + self.requests + self.work + held
 
     @property
-    def dense_streamed(self) -> int:
-        return self.dense - self.dense_held
-
-    @property
     def most_state(self) -> int | None:
         """Bytes that sessions may take if experts give way to them; None without a limit."""
         if self.budget is None:

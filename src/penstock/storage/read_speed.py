@@ -22,9 +22,8 @@ from penstock.storage.store import ready_expert
 
 ONE_BY_ONE: Final = 12  # experts
 ROUNDS: Final = 11  # of many in a row
-GOOD: Final = (
-    3  # the third best of them counts: a disk is slower while others use it, and hardly ever at its best
-)
+# The third best of them counts: a disk is slower while others use it, and hardly ever at its best
+GOOD: Final = 3
 FEW_ROUNDS: Final = 3  # that tell whether it is still so
 SETTLING: Final = 3  # times that memory is read to before: a virtual machine's host is slow with what is new
 AGREES: Final = 1.4  # times as fast or as slow, beyond which it is not

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backend.base import Backend
-from penstock.backend.device import DeviceBackend
+from penstock.backend.device import DeviceBackend, HostBackend
 from penstock.errors import OptionError
 from penstock.machine.memory import read_memory
 from penstock.storage.cache import make_cache
@@ -193,6 +193,7 @@ def open_storage(
             )
         reader, stacks = Reader(), DeviceExperts(checkpoint, backend)
         return Storage(plan, DeviceDense(checkpoint, backend, reader, stacks), stacks, reader)
+    assert isinstance(backend, HostBackend)
     source = find_source(checkpoint, pack)
     if plan.mode == "mmap" and trace is None:
         dense, experts = DenseWeights(checkpoint, backend), MappedExperts(checkpoint, backend)

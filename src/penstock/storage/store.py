@@ -2,13 +2,23 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, Backend, DeviceExpert, Elsewhere, ExpertTable
+from penstock.backend.base import (
+    Array,
+    Backend,
+    DeviceExpert,
+    DividedLease,
+    Elsewhere,
+    ExpertLease,
+    ExpertTable,
+)
+from penstock.backend.device import HostBackend
 from penstock.storage.heat import ExpertMap, Heat
 from penstock.storage.source import PARTS
 from penstock.weights.checkpoint import Checkpoint
@@ -16,7 +26,7 @@ from penstock.weights.tensor import Weight
 
 
 class Lease(ABC):
-    """What `ExpertStore.acquire` gives: see `ExpertLease`.  Leaving it lets the experts go."""
+    """What `TableStore.acquire` gives: see `ExpertLease`.  Leaving it lets the experts go."""
 
     resident = False
     requested = False
@@ -41,7 +51,9 @@ class ExpertStore(ABC):
     """Where routed experts are, and how they come.  It never changes a result."""
 
     @abstractmethod
-    def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease:
+    def acquire(
+        self, block: str, ids: Array, following: Callable[[], None] | None = None
+    ) -> AbstractContextManager[ExpertLease | DividedLease]:
         """The experts that a layer needs.  block: "blk.7" or "mtp.0"; ids [rows, k] as the router gave them.
         `following` is called when all that is missing is on its way: the time to think of what comes next."""
 
@@ -69,6 +81,13 @@ class ExpertStore(ABC):
         return None
 
 
+class TableStore(ExpertStore):
+    """One whose experts are computed in one place, from the tables of a lease."""
+
+    @abstractmethod
+    def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> Lease: ...
+
+
 class ResidentLease(Lease):
     """All experts of a layer, in one table."""
 
@@ -84,15 +103,16 @@ class ResidentLease(Lease):
         yield self.table
 
 
-class MappedExperts(ExpertStore):
+class MappedExperts(TableStore):
     """Experts straight from the mapped file; the operating system decides what stays in memory."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend):
+    def __init__(self, checkpoint: Checkpoint, backend: HostBackend):
         self.checkpoint, self.backend = checkpoint, backend
         for file in checkpoint.files:
             file.expect_all()
         experts, blocks = checkpoint.config.experts, checkpoint.blocks
-        self._leases = {block: ResidentLease(backend.expert_table(experts)) for block in blocks}
+        self._tables = {block: backend.expert_table(experts) for block in blocks}
+        self._leases = {block: ResidentLease(table) for block, table in self._tables.items()}
         self._described = {block: np.zeros(experts, bool) for block in blocks}  # are in the block's table
         self._whole: set[str] = set()  # blocks of which all are
         self.heat = Heat(blocks, experts)
@@ -108,7 +128,7 @@ class MappedExperts(ExpertStore):
         if block not in self._whole:
             self._describe(block, np.arange(len(self._described[block])))
             self._whole.add(block)
-        return self._leases[block].table
+        return self._tables[block]
 
     def used(self, block: str, ids: NDArray[np.int64]) -> None:
         self.heat.use(block, ids)
@@ -117,7 +137,7 @@ class MappedExperts(ExpertStore):
         described = self._described[block]
         if not described[numbers].all():
             for number in np.unique(numbers[~described[numbers]]).tolist():
-                self._leases[block].table.put(number, self._expert(block, number))
+                self._tables[block].put(number, self._expert(block, number))
                 described[number] = True
 
     def _expert(self, block: str, number: int) -> DeviceExpert:

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, Backend, DeviceExpert, ExpertTable
+from penstock.backend.base import Array, DeviceExpert, ExpertTable
+from penstock.backend.device import HostBackend
 from penstock.errors import ReadError
 from penstock.storage.cache import Cache, Decision
 from penstock.storage.counters import BlockCounters, Counters
@@ -22,12 +23,11 @@ from penstock.storage.prefetch import Prefetch, Transfer
 from penstock.storage.reader import Reader
 from penstock.storage.slots import Slot, Slots
 from penstock.storage.source import ExpertSource
-from penstock.storage.store import ExpertStore, Lease, ready_expert
+from penstock.storage.store import Lease, TableStore, ready_expert
 
 IN_FLIGHT: Final = 12  # experts on their way while many rows wait for the next
-TOGETHER: Final = (
-    3  # of them computed at a time: meanwhile nothing new is asked for, and the disk must not run dry
-)
+# So many of them are computed at a time: meanwhile nothing new is asked for, and the disk must not run dry
+TOGETHER: Final = 3
 
 
 class Recorder(Protocol):
@@ -66,13 +66,13 @@ class Tier:
         return entry is not None
 
 
-class StreamedExperts(ExpertStore):
+class StreamedExperts(TableStore):
     """Two tiers: what is not in memory is in `source`, on disk; `reader` moves it.  Used by one thread at a time."""
 
     def __init__(
         self,
         source: ExpertSource,
-        backend: Backend,
+        backend: HostBackend,
         reader: Reader,
         cache: Cache,
         slots: Slots,
@@ -85,9 +85,8 @@ class StreamedExperts(ExpertStore):
         self.memory = Tier("memory", cache, slots)
         self.prefetch, self.counters, self.recorder = prefetch, counters, recorder
         self.heat = Heat(source.blocks, source.experts)
-        self._arriving: dict[
-            int, Transfer
-        ] = {}  # in the cache before anybody asked, and on their way, by key
+        # In the cache before anybody asked, and on their way, by key.
+        self._arriving: dict[int, Transfer] = {}
         self._share, self._lent = cache.capacity, 0
         self.table = backend.expert_table(source.experts)  # of the lease under way
 
@@ -122,9 +121,8 @@ class StreamedExperts(ExpertStore):
     def map(self) -> ExpertMap:
         heat = self.heat.now()
         present = np.zeros(heat.shape, bool)
-        present.reshape(-1)[list(self.memory.entries)] = (
-            True  # the copy is made at once, whatever comes and goes
-        )
+        # The copy is made at once, whatever comes and goes
+        present.reshape(-1)[list(self.memory.entries)] = True
         return ExpertMap(self.heat.blocks, present, heat)
 
     # ── moving experts between the tiers ──────────────────────────────────────────────────────────────────
