@@ -8,6 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.engine.engine import Engine
+from penstock.engine.requests import Failed
+from penstock.engine.steps import Step
+from penstock.errors import PenstockError
 from penstock.pocket import pocket_path
 from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings
@@ -23,6 +26,23 @@ def service() -> Service:
 def client(service: Service) -> Iterator[TestClient]:
     with TestClient(create_app(service), raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture
+def failing_steps(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer fails where its first token should come."""
+    submit = service.scheduler.submit
+
+    def failing(asked: Any) -> None:
+        emit = asked.emit
+
+        def broken(update: Any) -> None:
+            emit(Failed(PenstockError("the disk is gone")) if isinstance(update, Step) else update)
+
+        asked.emit = broken
+        submit(asked)
+
+    monkeypatch.setattr(service.scheduler, "submit", failing)
 
 
 def events(text: str) -> list[Any]:

@@ -1,7 +1,6 @@
-"""Anthropic's Messages API."""
+"""Anthropic's Messages API: an answer, whole and in pieces."""
 
 import asyncio
-import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,84 +11,14 @@ from fastapi import Request
 from starlette.testclient import TestClient
 
 from penstock.chat.events import Done, Event, TextDelta, ToolCallFinished, ToolCallStarted
-from penstock.chat.messages import Conversation, Message, Role, Thinking, ToolCall
-from penstock.engine.requests import Failed
+from penstock.chat.messages import ToolCall
 from penstock.engine.steps import Step
-from penstock.errors import PenstockError
 from penstock.server.api.anthropic import PING, Answer, messages
-from penstock.server.api.anthropic_request import CountRequest, MessagesRequest
+from penstock.server.api.anthropic_request import MessagesRequest
 from penstock.server.http.streams import EventStream
 from penstock.server.service import Service
 from penstock.server.usage import Usage
-
-ORPHAN = {"type": "tool_result", "tool_use_id": "toolu_sent", "content": "x"}
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
-TOOL = {
-    "name": "get_weather",
-    "description": "Weather of a city",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
-FUNCTION = {"name": "get_weather", "description": "Weather of a city", "parameters": TOOL["input_schema"]}
-
-
-def request(messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    return {"model": "any", "max_tokens": 100, "temperature": 0, "messages": messages, **fields}
-
-
-def ask(client: TestClient, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    answer = client.post("/v1/messages", json=request(messages, **fields))
-    assert answer.status_code == 200, answer.text
-    result: dict[str, Any] = answer.json()
-    return result
-
-
-def stream(client: TestClient, messages: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
-    """The events of a streamed answer, whose names must be their types."""
-    answer = client.post("/v1/messages", json=request(messages, stream=True, **fields))
-    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
-    events = []
-    for text in answer.text.strip().split("\n\n"):
-        name, data = text.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
-def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a stream tells of, read as a client does; blocks must be opened, filled and closed in turn."""
-    events = [event for event in events if event["type"] != "ping"]
-    assert [events[0]["type"], *[e["type"] for e in events[-2:]]] == [
-        "message_start",
-        "message_delta",
-        "message_stop",
-    ]
-    message: dict[str, Any] = events[0]["message"]
-    is_open, json_text = False, ""
-    for event in events[1:-2]:
-        if event["type"] == "content_block_start":
-            assert not is_open
-            assert event["index"] == len(message["content"])
-            message["content"].append(event["content_block"])
-            is_open, json_text = True, ""
-            continue
-        assert is_open
-        assert event["index"] == len(message["content"]) - 1
-        block = message["content"][-1]
-        match event:
-            case {"type": "content_block_stop"}:
-                is_open = False
-                if block["type"] == "tool_use":
-                    block["input"] = json.loads(json_text)
-            case {"delta": {"type": "input_json_delta", "partial_json": text}}:
-                json_text += text
-            case {"delta": {"type": "thinking_delta" | "text_delta" | "signature_delta", **more}}:
-                ((field, text),) = more.items()
-                block[field] += text
-            case _:
-                raise AssertionError(event)
-    assert not is_open
-    return {**message, **events[-2]["delta"], "usage": events[-2]["usage"]}
+from tests.server.ask_anthropic import FRANCE, TOOL, WEATHER, ask, put_together, request, stream
 
 
 def test_an_answer(client: TestClient, service: Service) -> None:
@@ -190,204 +119,8 @@ def test_a_message_may_be_empty(client: TestClient) -> None:
     assert ask(client, [{"role": "user", "content": []}], max_tokens=1)["usage"]["output_tokens"] == 1
 
 
-def test_what_a_client_sends_becomes_a_conversation() -> None:
-    body = CountRequest.model_validate(
-        {
-            "system": [
-                {"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}},
-                {"type": "text", "text": "kind."},
-            ],
-            "tools": [TOOL],
-            "thinking": {"type": "enabled", "budget_tokens": 5000},
-            "output_config": {
-                "effort": "max",
-                "format": {"type": "json_schema", "schema": {"type": "object"}},
-            },
-            "metadata": {"user_id": "somebody"},
-            "messages": [
-                {"role": "user", "content": "Two cities."},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": "Both.", "signature": "x"},
-                        {"type": "redacted_thinking", "data": "?"},
-                        {"type": "text", "text": "I look."},
-                        {
-                            "type": "tool_use",
-                            "id": "toolu_1",
-                            "name": "get_weather",
-                            "input": {"city": "Paris"},
-                        },
-                        {"type": "tool_use", "id": "own-id", "name": "get_weather", "input": {}},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sun"},
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "own-id",
-                            "is_error": True,
-                            "content": [{"type": "text", "text": "no"}, {"type": "text", "text": "city"}],
-                        },
-                        {"type": "text", "text": "Go on."},
-                    ],
-                },
-            ],
-        }
-    )
-    calls = (ToolCall("call_1", "get_weather", '{"city": "Paris"}'), ToolCall("own-id", "get_weather", "{}"))
-    assert body.conversation() == Conversation(
-        (
-            Message(Role.SYSTEM, "Be\nkind."),
-            Message(Role.USER, "Two cities."),
-            Message(Role.ASSISTANT, "I look.", "Both.", calls),
-            Message(Role.TOOL, "sun", tool_call_id="call_1"),
-            Message(Role.TOOL, "no\n\ncity", tool_call_id="own-id"),
-            Message(Role.USER, "Go on."),
-        ),
-        (FUNCTION,),
-        Thinking.MAX,
-        response_schema={"type": "object"},
-    )
-
-
-def test_documents_are_text() -> None:
-    plain = {"type": "text", "media_type": "text/plain", "data": "All men are mortal."}
-    blocks = {
-        "type": "content",
-        "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
-    }
-    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-    found = {
-        "type": "search_result",
-        "source": "http://x",
-        "title": "X",
-        "content": [{"type": "text", "text": "Y"}],
-    }
-    content = [
-        {
-            "type": "document",
-            "source": plain,
-            "title": "Logic",
-            "context": "A premise",
-            "citations": {"enabled": False},
-        },
-        {"type": "document", "source": blocks},
-        {"type": "document", "source": {"type": "content", "content": "Three."}},
-        {
-            "type": "tool_result",
-            "tool_use_id": "a",
-            "content": [{"type": "document", "source": plain}, found],
-        },
-    ]
-    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": content}]
-    _, *messages = CountRequest.model_validate({"messages": turns}).conversation().messages
-    assert [message.content for message in messages] == [
-        "Logic\n\nA premise\n\nAll men are mortal.",
-        "One.\nTwo.",
-        "Three.",
-        "All men are mortal.\n\nX\n\nhttp://x\n\nY",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "thinking"),
-    [
-        ({}, Thinking.OFF),
-        ({"output_config": {"effort": "high"}}, Thinking.OFF),
-        ({"model": "deepseek-reasoner"}, Thinking.HIGH),
-        ({"model": "deepseek-reasoner", "thinking": {"type": "disabled"}}, Thinking.OFF),
-        ({"thinking": {"type": "adaptive"}}, Thinking.HIGH),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, Thinking.LOW),
-    ],
-)
-def test_thinking_is_asked_for(fields: dict[str, Any], thinking: Thinking) -> None:
-    assert CountRequest.model_validate({"messages": FRANCE, **fields}).conversation().thinking is thinking
-
-
-USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
-DEEP = json.loads("[" * 400 + "]" * 400)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": "many"}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages.0.content.0",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages.0.content.0: images cannot",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
-            "messages.0.content.0.source: documents other than plain text cannot be read",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0.type"),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "w"}]},
-            "tools.0: the tool 'web_search_20250305'",
-        ),
-        ({"mcp_servers": [{"type": "url", "url": "http://x"}]}, "mcp_servers"),
-        ({"stop_sequences": ["a", "b", "c", 4]}, "stop_sequences.3"),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences.16"),
-        ({"messages": [{"role": "user", "content": [ORPHAN]}]}, "'toolu_sent' answers no"),
-        ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [RESULT]}]}, "'a' answers no tool_use"),
-        ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "messages.0.content.0"),
-        ({"messages": [*FRANCE, {"role": "assistant", "content": [USE]}]}, "results must follow"),
-        ({"messages": [{"role": "user", "content": "half \ud800"}]}, "surrogates"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_k": 1 << 70}, "top_k"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
-        ({"stop_sequences": ["x" * 1025]}, "stop_sequences"),
-        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"tools": [{"name": "f", "input_schema": {"deep": DEEP}}]}, "tools.0.input_schema"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "'other'"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"thinking": True}, "thinking"),
-        ({"output_config": {"effort": "enormous"}}, "output_config.effort"),
-        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context"),
-    ],
-)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_nonsense_is_named(client: TestClient, fields: dict[str, Any], named: str, streamed: bool) -> None:
-    body = json.dumps(request(FRANCE, stream=streamed) | fields)
-    answer = client.post("/v1/messages", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    error = answer.json()
-    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
-    assert named in error["error"]["message"]
-
-
-def test_an_error_in_the_middle_of_a_stream_is_an_event(
-    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit = service.scheduler.submit
-
-    def failing(asked: Any) -> None:
-        emit = asked.emit
-
-        def broken(update: Any) -> None:
-            emit(Failed(PenstockError("the disk is gone")) if isinstance(update, Step) else update)
-
-        asked.emit = broken
-        submit(asked)
-
-    monkeypatch.setattr(service.scheduler, "submit", failing)
+@pytest.mark.usefixtures("failing_steps")
+def test_an_error_in_the_middle_of_a_stream_is_an_event(client: TestClient) -> None:
     first, *_, last = stream(client, FRANCE)
     assert first["type"] == "message_start"
     assert last == {"type": "error", "error": {"type": "overloaded_error", "message": "the disk is gone"}}
@@ -446,9 +179,3 @@ def test_arguments_that_python_cannot_read_are_passed_on_as_text() -> None:
     text, use = answer.content
     assert text == {"type": "text", "text": "the EN"}
     assert use["input"] == {"arguments": call.arguments}
-
-
-def test_sampling_fields_are_passed_on() -> None:
-    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 5}
-    sampling = MessagesRequest.model_validate(request(FRANCE) | fields).sampling()
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 5)

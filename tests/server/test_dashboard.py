@@ -13,7 +13,7 @@ from penstock.engine.engine import Engine
 from penstock.pocket import pocket_path
 from penstock.server.http.settings import Settings
 from penstock.server.observe import dashboard
-from penstock.server.observe.metrics import Totals
+from penstock.server.observe.state_series import Totals
 from penstock.server.service import Service
 from penstock.storage.heat import ExpertMap
 from tests.server.serving import serving, small_engine

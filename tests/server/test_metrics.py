@@ -21,7 +21,7 @@ from penstock.errors import ContextLengthError
 from penstock.pocket import pocket_path
 from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings
-from penstock.server.observe.machines import COUNTERS, GAUGES, machine_series
+from penstock.server.observe.machine_series import COUNTERS, GAUGES, machine_series
 from penstock.server.service import Service
 from penstock.server.usage import Usage
 

@@ -34,7 +34,8 @@ class Halfway:
         engine.stepper.begin = self.begin  # type: ignore[method-assign]
 
     def begin(self, work: Sequence[Any], progress: Any = None) -> Any:
-        if progress is not None and not self.go_on.is_set():
+        several = any(len(ids) > 1 for _, ids, _ in work)  # of one token, half is none
+        if progress is not None and several and not self.go_on.is_set():
             progress(0.5)
             self.go_on.wait(60)
         return self._begin(work, progress)

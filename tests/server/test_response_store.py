@@ -16,7 +16,7 @@ from penstock.server.api.responses.store import SHARE, Kept, ResponseStore
 from penstock.server.http.app import create_app
 from penstock.server.http.settings import Settings
 from penstock.server.service import Service
-from tests.server.test_responses import FRANCE, TOOL, ask, stream
+from tests.server.ask_responses import FRANCE, TOOL, ask, stream
 
 FIRST = {"role": "user", "content": FRANCE}
 

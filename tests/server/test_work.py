@@ -17,7 +17,7 @@ from penstock.chat.messages import Conversation, Message, Role
 from penstock.engine.engine import Engine
 from penstock.errors import BusyError
 from penstock.pocket import pocket_path
-from penstock.server.api import llamacpp
+from penstock.server.api import llamacpp, llamacpp_tokens
 from penstock.server.http import bodies, json_pieces, work
 from penstock.server.http.work import SMALL, FairGate, Turn, Workers, largest_body, request_memory, share_of
 from penstock.server.service import Service
@@ -284,7 +284,9 @@ def test_many_tokens_take_little_memory(service: Service) -> None:
     text, tokenizer = "x y " * 50_000, service.engine.tokenizer
     asked = Conversation((Message(Role.USER, text),))
     counting: dict[str, Callable[[], int]] = {
-        "/tokenize": lambda: len(llamacpp._tokens(tokenizer, llamacpp.TokenizeBody(content=text))),
+        "/tokenize": lambda: len(
+            llamacpp_tokens._tokens(tokenizer, llamacpp_tokens.TokenizeBody(content=text))
+        ),
         "count_tokens": lambda: service.driver.count(asked),
     }
     for name, count in counting.items():
@@ -299,7 +301,7 @@ def test_many_tokens_take_little_memory(service: Service) -> None:
 def test_a_long_answer_of_tokens_is_what_a_short_one_is(client: TestClient) -> None:
     text = "some words, and more\n" * 1000
     ids = client.post("/tokenize", json={"content": text}).json()["tokens"]
-    assert len(ids) > llamacpp.WRITTEN
+    assert len(ids) > llamacpp_tokens.WRITTEN
     assert client.post("/detokenize", json={"tokens": ids}).json()["content"] == text
     pieces = client.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
     assert [each["id"] for each in pieces] == ids

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,8 @@ from penstock.server.api import (
     anthropic,
     llamacpp,
     llamacpp_completion,
+    llamacpp_slots,
+    llamacpp_tokens,
     openai,
     openai_chat,
     openai_completions,
@@ -41,6 +44,8 @@ ROUTERS: Final = [
     openai_chat.router,
     openai_completions.router,
     llamacpp.router,
+    llamacpp_slots.router,
+    llamacpp_tokens.router,
     llamacpp_completion.router,
     ollama_answer.router,
     ollama_models.router,
@@ -63,6 +68,10 @@ ERRORS: Final[dict[int | str, str]] = {
     503: "The model is being loaded, or cannot be read.",
     504: "The request took too long.",
     "4XX": "The request is refused for another reason.",
+}
+NOT_HERE: Final = {
+    404: "there is no such path; /docs lists those there are",
+    405: "the path is there, but not for this method",
 }
 STREAMS: Final = {
     "text/event-stream": (
@@ -167,4 +176,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> Response:
 
 async def _http(request: Request, error: HTTPException) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return respond(request.url.path, ApiError(error.status_code, str(error.detail), code=code))
+    message = str(error.detail)
+    if error.status_code in NOT_HERE and message == HTTPStatus(error.status_code).phrase:  # the router's own
+        message = f"{request.method} {request.url.path[:100]}: {NOT_HERE[error.status_code]}"
+    return respond(request.url.path, ApiError(error.status_code, message, code=code))

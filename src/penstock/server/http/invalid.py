@@ -4,6 +4,7 @@ Errors of validation name the kinds that were tried on the way as well; a client
 itself tells which names are its own.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,11 @@ CODES: Final = {
     "not_text": "unsupported_value",
     "unsupported_tool": "unsupported_value",
 }
+
+
+# Besides values of a wrong type: those of few words, and numbers out of bounds.
+SHOWN: Final = ("literal_error", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
+LONGEST: Final = 40  # characters of a value that are shown
 
 
 class Fault(NamedTuple):
@@ -71,7 +77,21 @@ def _fault(place: Place, error: Any) -> Fault:
     elif kind == "too_long" and about.get("field_type") == "List":
         place = (*place, about["max_length"])  # the first that is one too many
         message = f"at most {about['max_length']} are allowed, found {about['actual_length']}"
+    elif kind in SHOWN or kind.endswith(("_type", "_parsing")):
+        message += f", found {_shown(error['input'])}"
     return Fault(place, message, CODES.get(kind, "invalid_value"))
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case str():
+            return repr(value) if len(value) <= LONGEST else "a long string"
+        case _:
+            return json.dumps(value, default=lambda _: "something else")
 
 
 def spelled(place: Place, dotted: bool = False) -> str:

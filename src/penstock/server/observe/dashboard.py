@@ -14,8 +14,9 @@ from penstock import __version__
 from penstock.machine.memory import resident_bytes
 from penstock.server.http.errors import llamacpp_envelope
 from penstock.server.http.streams import EventStream, data
-from penstock.server.observe.machines import machines_shown
-from penstock.server.observe.metrics import Totals, memory_by_tier
+from penstock.server.observe.machine_series import machines_shown
+from penstock.server.observe.memory import memory_by_tier
+from penstock.server.observe.state_series import Totals
 from penstock.server.service import Service, service_of
 from penstock.storage.heat import ExpertMap
 

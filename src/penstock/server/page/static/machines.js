@@ -25,7 +25,7 @@ function machineRow(now, before, seconds) {
   const has = now.experts
     ? `experts ${now.experts.join(":")}, ${now.experts_taken.decode} taken`
     : now.layers
-      ? `layers ${now.layers.join(":")}`
+      ? `layers ${now.layers}`
       : "all layers";
   const notes = [];
   if (now.device && now.device !== "cpu") notes.push(`on ${now.device}`);
