@@ -50,6 +50,7 @@ _STARTS: Final = {
     "os.exec": 2,
     "os.posix_spawn": 2,
 }  # and which argument is its environment
+HARMLESS: Final = ("/sbin/ldconfig",)  # asked by Python where libraries lie; it looks at no HOME
 
 
 def _move_in() -> Path | None:
@@ -107,6 +108,8 @@ class _Watch:
             _stop(f"{full} is the user's own: a test must not write there")
 
     def _check_environment(self, program: Any, environment: Mapping[Any, Any] | None) -> None:
+        if program in HARMLESS:
+            return
         found = {
             os.fsdecode(name): os.fsdecode(value)
             for name, value in (os.environ if environment is None else environment).items()

@@ -1,5 +1,6 @@
 """Tests never write to the user's caches and settings, nor do the programs they start."""
 
+import ctypes.util
 import os
 import sqlite3
 import subprocess
@@ -67,6 +68,11 @@ def test_a_child_with_the_real_one_is_not_started(environment: dict[str, str], c
     with pytest.raises(AssertionError, match="is started with the user's own"):
         subprocess.run([sys.executable, "-c", ""], env=environment, check=False)
     assert len(caught) == 1
+
+
+def test_python_may_ask_where_libraries_lie(caught: list[str]) -> None:
+    assert ctypes.util.find_library("m")
+    assert not caught
 
 
 def test_reading_there_is_allowed() -> None:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.measured import machine_known
 from tests.weights.official import official_checkpoint, official_config
 
 PATIENCE_S = 600  # for what takes a second on an idle machine
@@ -21,9 +23,10 @@ SMALL = ["--threads", "1", "--context", "512"]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What was measured on this machine is not touched."""
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NO_COLOR": "1"}
+    with machine_known(tmp_path / "cache"):
+        yield {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NO_COLOR": "1"}
 
 
 def penstock(environment: dict[str, str], *arguments: str, typed: str = "") -> str:

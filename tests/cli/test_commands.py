@@ -131,8 +131,8 @@ def test_synth_and_force(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["run", "-m", "/nowhere.gguf", "hi"], "penstock: /nowhere.gguf: no such file"),
-        (["run", "-m", "MODEL", "hi", "--temperature", "-1"], "penstock: temperature is -1.0"),
-        (["run", "-m", "MODEL", "hi", "--kv-dtype", "f8"], "penstock: kv_dtype is 'f8'"),
+        (["run", "-m", "MODEL", "hi", "--temperature", "-1"], "penstock: --temperature is -1.0"),
+        (["run", "-m", "MODEL", "hi", "--kv-dtype", "f8"], "penstock: --kv-dtype is 'f8'"),
         (["run", "-m", "MODEL", "hi", "--raw", "--think"], "cannot go with --raw"),
         (["run", "-m", "MODEL", "hi", "--logit-bias", "x"], "expected ID=BIAS"),
         (["run", "-m", "MODEL", "hi", "--logit-bias", "99999=1"], "token 99999 is outside the vocabulary"),

@@ -15,7 +15,7 @@ from penstock.errors import ModelFormatError, OptionError
 from penstock.storage.pack_speed import Speeds, measure
 from penstock.storage.source import ExpertSource
 from penstock.weights.synth import synth
-from tests.storage.test_pack import write_in_one_piece
+from tests.storage.packs import write_in_one_piece
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_what_a_person_reads(model: Path) -> None:
 
 def test_a_wait_that_nobody_notices_is_not_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds, said in ((1e-5, False), (3.0, True)):
-        monkeypatch.setattr("penstock.bench.expected.absent", lambda _, s=seconds: Absent(4096, s))
+        monkeypatch.setattr("penstock.bench.expected.try_to_bring", lambda *_, s=seconds: Absent(4096, s))
         assert ("not in memory yet" in run("-m", model, "--memory", "none")) == said
 
 

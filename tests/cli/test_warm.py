@@ -18,12 +18,13 @@ from penstock.clients.first_prompt import FIRST_PROMPTS, expected_wait, forecast
 from penstock.clients.setups import SETUPS
 from penstock.clients.target import Served, Target, find
 from penstock.pocket import pocket_path
+from tests.measured import machine_known
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where clients are installed: `claude`, which is a made-up agent."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -32,7 +33,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # commands run in other folders
-    return folder
+    with machine_known(tmp_path / "cache"):
+        yield folder
 
 
 def _install(folder: Path, name: str, script: str) -> None:

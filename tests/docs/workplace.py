@@ -26,6 +26,7 @@ from penstock.clients.setups import SETUPS
 from penstock.clients.target import Target
 from penstock.pocket import pocket_path
 from tests.docs.pages import ROOT, Command
+from tests.measured import machine_known
 from tests.weights.official import official_checkpoint, official_config
 
 STUCK_S: Final = 900  # a command that takes so long will not end at all
@@ -49,6 +50,7 @@ class Workplace:
         for setup in SETUPS.values():  # clients that end well; the real ones are for `make test-clients`
             self._program(setup(Target("http://nowhere")).command[0], "exit 0")
         self._program("claude", f'exec {shlex.quote(sys.executable)} {ROOT}/tests/clients/fake_agent.py "$@"')
+        self._stack.enter_context(machine_known(self._home / ".cache"))
         shutil.copy(pocket_path(), self.folder / "model.gguf")
         (self.folder / "notes.txt").write_text("The tower in Orly was built in 1908.\n")
         (self.folder / "text.txt").write_text("The tower in Orly was built in 1908.\n" * 100)

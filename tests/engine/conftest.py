@@ -1,5 +1,7 @@
-"""A model so small that tests may run many of its steps, and steps that are computed elsewhere."""
+"""A model so small that tests may run many of its steps, steps that are computed elsewhere, and a memory group."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from penstock.engine.engine import Engine
 from penstock.weights.synth import synth
 from tests.engine.elsewhere import Steps
+
+GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +25,17 @@ def every_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def steps(engine: Engine) -> Steps:
     """Of the test's engine, whose logits are not on the host."""
     return Steps(engine)
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A memory group of the first version that this test may fill."""
+    folder = GROUPS / f"penstock-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("memory groups cannot be made here")
+    try:
+        yield folder
+    finally:
+        folder.rmdir()

@@ -12,7 +12,6 @@ from penstock.errors import BudgetError, ContextLengthError
 from penstock.storage import plan
 from penstock.storage.streamed import StreamedExperts
 from penstock.weights.synth import synth
-from tests.engine.test_budget import group  # noqa: F401 - a fixture
 
 MIB = 1 << 20
 RESERVED = 512  # in place of the real one, which would take longer to fill
@@ -101,16 +100,21 @@ def test_a_given_length_is_set_aside_and_not_exceeded(model: Path) -> None:
             engine.session().feed([1] * 257)
 
 
+@pytest.fixture(scope="module")
+def expected(model: Path) -> int:
+    """The token after so many, with all the memory there is."""
+    with Engine(model, kv_dtype="f32", memory=None) as engine:
+        session = engine.session()
+        session.feed([(7 * n + 3) % 256 for n in range(TOKENS)], logits="none")
+        return int(session.feed([5]).argmax())  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("experts", [0.3, 0])
-def test_the_budget_is_kept_while_it_grows(model: Path, group: Path, experts: float) -> None:  # noqa: F811
+def test_the_budget_is_kept_while_it_grows(model: Path, expected: int, group: Path, experts: float) -> None:
     with limited(model, experts, load=False) as engine:
         budget = engine.plan.budget
         assert engine.context > TOKENS
     assert budget is not None
-    plain = Engine(model, kv_dtype="f32", memory=None)
-    session = plain.session()
-    session.feed([(7 * n + 3) % 256 for n in range(TOKENS)], logits="none")
-    expected = int(session.feed([5]).argmax())  # type: ignore[union-attr]
     (group / "memory.limit_in_bytes").write_text(str(budget))
     enter = f'echo $$ > {group / "cgroup.procs"} && exec "$0" "$@"'
     program = [sys.executable, "-c", PROGRAM, str(model), str(budget), str(group), str(TOKENS)]

@@ -10,20 +10,12 @@ from penstock.engine.engine import Engine
 from penstock.engine.prefix_cache import PrefixCache, common_length
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import OptionError
-from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("kept") / "m.gguf"
-    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
-    return path
-
-
 @pytest.fixture
-def engine(model: Path) -> Engine:
-    return Engine(model, context=8192, prefill_chunk=64)
+def engine(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=8192, prefill_chunk=64)
 
 
 def ask(scheduler: Scheduler, *clients: Client) -> None:
@@ -126,7 +118,7 @@ def test_sessions_in_use_stay_within_their_memory(engine: Engine) -> None:
         assert len([r for r in client.readings if r.done == r.total]) == 1
 
 
-def test_the_next_turn_after_a_restart(model: Path, engine: Engine, tmp_path: Path) -> None:
+def test_the_next_turn_after_a_restart(every_attention: Path, engine: Engine, tmp_path: Path) -> None:
     first = Client(prompt(1, 500), shared=80)
     scheduler = on_disk(engine, tmp_path)
     ask(scheduler, first)
@@ -135,7 +127,7 @@ def test_the_next_turn_after_a_restart(model: Path, engine: Engine, tmp_path: Pa
     assert scheduler.prefix_cache.disk is not None
     scheduler.prefix_cache.disk.close()
 
-    again = Engine(model, context=8192, prefill_chunk=64)
+    again = Engine(every_attention, context=8192, prefill_chunk=64)
     restarted = on_disk(again, tmp_path)
     second = Client([*first.request.prompt, *first.tokens, *prompt(2, 20)])
     restarted.prefix_cache.fetch(second.request.prompt)
@@ -145,14 +137,14 @@ def test_the_next_turn_after_a_restart(model: Path, engine: Engine, tmp_path: Pa
     assert second.tokens == alone(again, second)
 
 
-def test_a_crash_loses_only_the_answer(model: Path, engine: Engine, tmp_path: Path) -> None:
+def test_a_crash_loses_only_the_answer(every_attention: Path, engine: Engine, tmp_path: Path) -> None:
     first = Client(prompt(1, 500), shared=80)
     scheduler = on_disk(engine, tmp_path)
     ask(scheduler, first)
     assert scheduler.prefix_cache.disk is not None
     scheduler.prefix_cache.disk.flush()  # and that was all
 
-    again = Engine(model, context=8192, prefill_chunk=64)
+    again = Engine(every_attention, context=8192, prefill_chunk=64)
     restarted = on_disk(again, tmp_path)
     second, other = Client([*first.request.prompt, *first.tokens, 5]), Client([*prompt(1, 80), *prompt(3, 9)])
     for client, cached in ((second, 499), (other, 80)):
@@ -200,8 +192,8 @@ def until(condition: object, seconds: float = 120.0) -> None:
         time.sleep(0.01)
 
 
-def test_weights_leave_memory_and_come_back(model: Path, tmp_path: Path) -> None:
-    engine = Engine(model, context=8192, load=False)
+def test_weights_leave_memory_and_come_back(every_attention: Path, tmp_path: Path) -> None:
+    engine = Engine(every_attention, context=8192, load=False)
     assert engine.parked
     scheduler = on_disk(engine, tmp_path)
     scheduler.park_after = 0.05
@@ -236,8 +228,8 @@ def test_parking_on_request(engine: Engine) -> None:
     scheduler.stop()
 
 
-def test_a_model_that_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(model, context=512, load=False)
+def test_a_model_that_cannot_be_read(every_attention: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(every_attention, context=512, load=False)
 
     def refuse() -> None:
         raise OptionError("no such weights")
@@ -250,8 +242,8 @@ def test_a_model_that_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatc
     assert str(scheduler.failure) == "no such weights"
 
 
-def test_an_engine_with_a_trace_stays(model: Path, tmp_path: Path) -> None:
-    engine = Engine(model, context=512, trace=tmp_path / "t.trace")
+def test_an_engine_with_a_trace_stays(every_attention: Path, tmp_path: Path) -> None:
+    engine = Engine(every_attention, context=512, trace=tmp_path / "t.trace")
     with engine, pytest.raises(OptionError, match="trace"):
         engine.park()
     with pytest.raises(OptionError, match="closed"):
@@ -268,15 +260,19 @@ def test_common_length() -> None:
     assert common_length([], long) == 0
 
 
-def test_memory_for_sessions_follows_the_plan(model: Path) -> None:
+def test_memory_for_sessions_follows_the_plan(every_attention: Path) -> None:
     """Enough for those in use at the same time; more where the plan leaves some; never more than there is."""
-    one, eight = (Engine(model, context=8192, memory="500MiB", sessions=n, load=False) for n in (1, 8))
+    one, eight = (
+        Engine(every_attention, context=8192, memory="500MiB", sessions=n, load=False) for n in (1, 8)
+    )
     assert one.plan.state == one.state_bytes(8192)
     assert eight.plan.state == one.plan.state + 7 * one.state_bytes(1024)
     for engine in (one, eight):
         budget = PrefixCache(engine).budget
         assert engine.plan.state < budget  # the model is small: it leaves most of 500 MiB
         assert engine.plan.total - engine.plan.state + budget <= 500 << 20
-    tight = Engine(model, context=8192, memory=one.plan.smallest + (1 << 20), streaming="direct", load=False)
+    tight = Engine(
+        every_attention, context=8192, memory=one.plan.smallest + (1 << 20), streaming="direct", load=False
+    )
     assert PrefixCache(tight).budget - tight.plan.state <= 1 << 20
-    assert PrefixCache(Engine(model, context=8192, load=False)).budget == 64 << 20
+    assert PrefixCache(Engine(every_attention, context=8192, load=False)).budget == 64 << 20

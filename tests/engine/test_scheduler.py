@@ -16,15 +16,12 @@ from penstock.errors import (
     ReadError,
     ShutdownError,
 )
-from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    path: Path = tmp_path_factory.mktemp("scheduler") / "m.gguf"
-    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
-    return Engine(path, context=512, prefill_chunk=32)
+def engine(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=512, prefill_chunk=32)
 
 
 def test_everybody_gets_their_own_answer(engine: Engine) -> None:

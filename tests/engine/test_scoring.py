@@ -1,5 +1,7 @@
 """Prompts that are scored: requests like others, in small pieces, beside everybody else."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,15 +11,12 @@ from penstock.engine.requests import Scored
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.scoring import MAX_ROWS, score_rows
 from penstock.errors import ContextLengthError, PenstockError, ReadError
-from penstock.weights.synth import synth
 from tests.engine.clients import Client, alone, finish, prompt
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    path = tmp_path_factory.mktemp("scoring") / "m.gguf"
-    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="q8_0")
-    return Engine(path, context=1024, prefill_chunk=128)
+def engine(every_attention: Path) -> Engine:
+    return Engine(every_attention, context=1024, prefill_chunk=128)
 
 
 def expected(engine: Engine, ids: list[int]) -> list[float]:

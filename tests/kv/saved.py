@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.backend.state import DTYPES, StatePool
+from penstock.backend.state import DTYPES, StateMemory
 from penstock.kv.snapshot import Snapshot
 from penstock.kv.state import SequenceState, live_shapes
 
@@ -10,7 +10,7 @@ MODEL = "a model's fingerprint"
 PLENTY = 1 << 30
 
 
-def made_up(states: StatePool, tokens: list[int]) -> Snapshot:
+def made_up(states: StateMemory, tokens: list[int]) -> Snapshot:
     """A state of these tokens that no model computed; other tokens give another."""
     state = SequenceState(states)
     state.position = state.floor = len(tokens)

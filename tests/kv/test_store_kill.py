@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.backend.cpu.states import CpuStates
-from penstock.backend.state import StateLayout, StatePool
+from penstock.backend.state import StateLayout, StateMemory
 from penstock.kv.snapshot import save_snapshot
 from penstock.kv.store import KINDS, KvStore
 from tests.kv.saved import MODEL, PLENTY, assert_equal, made_up
@@ -67,7 +67,7 @@ def noted(journal: Path) -> list[int]:
     return np.frombuffer(journal.read_bytes(), "<u4").tolist() if journal.exists() else []
 
 
-def assert_whole(store: KvStore, states: StatePool, number: int) -> None:
+def assert_whole(store: KvStore, states: StateMemory, number: int) -> None:
     tokens = prompt(number)
     entry = store.find(tokens, at_least=len(tokens))
     assert entry is not None, f"session {number} is lost"

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import time
 from dataclasses import replace
 from random import Random
 
@@ -123,17 +122,9 @@ def test_stories_have_many_words_and_three_sentences_are_three() -> None:
         found.update(re.findall(r"[a-z]+", told.content.lower()))
         if "three sentences" in told.question:
             assert story.sentences(told.content) == 3
-    print(f"{len(found)} distinct words in 2,000 stories")
     assert len(found) >= 2000
 
 
 def test_there_are_enough_facts_about_penstock() -> None:
     assert len(knowledge.FACTS) >= 250
     assert len({(kind, subject) for kind, subject, _ in knowledge.FACTS}) == len(knowledge.FACTS)
-
-
-def test_throughput_is_shown() -> None:
-    start, count = time.perf_counter(), 0.0
-    for conversation in itertools.islice(conversations(9), 1500):
-        count += sum(lookup.tokens(text) for text in text_of(conversation))
-    print(f"{count / (time.perf_counter() - start):,.0f} tokens per second, counting included")

@@ -164,8 +164,8 @@ print(convert(Path(sys.argv[1]), Path(sys.argv[2]), "q4,embedding=q6_k", threads
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    """An embedding of 256 MiB in float32 goes through; the limit is on what the process has to itself."""
-    synth(tmp_path / "m.gguf", layers=3, vocab=262_144, mix="q2")
+    """An embedding of 160 MiB in float32 goes through; the limit is on what the process has to itself."""
+    synth(tmp_path / "m.gguf", layers=3, vocab=163_840, mix="q2")
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, tmp_path / "m.gguf", tmp_path / "q4.gguf"],
         capture_output=True,
@@ -173,4 +173,4 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert open_checkpoint(tmp_path / "q4.gguf").index["token_embd.weight"].nbytes == 262_144 * 210
+    assert open_checkpoint(tmp_path / "q4.gguf").index["token_embd.weight"].nbytes == 163_840 * 210

@@ -1,7 +1,6 @@
-"""The form of an answer: what can be sampled under it can be read, and what was right before is still possible."""
+"""Calls of tools: what can be sampled can be read, and what was right before is still possible."""
 
 import json
-import re
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -12,30 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.chat.deepseek_v4.grammar import turn_constraint
 from penstock.chat.deepseek_v4.markers import DSML, END_THINK
-from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, CLOSE_BLOCK, OPEN_BLOCK, call_blocks, marked
-from penstock.chat.events import Turn
-from penstock.chat.json_schema import Forms, forms, parameters
-from penstock.chat.messages import Conversation, Message, Role, ToolCall
+from penstock.chat.deepseek_v4.tools import BEFORE_BLOCK, CLOSE_BLOCK, OPEN_BLOCK, call_blocks
+from penstock.chat.messages import ToolCall
 from penstock.chat.prompt import Prompt
-from penstock.engine.constraint import Constraint
 from penstock.errors import OptionError
-from tests.chat.reading import push_all, reply_for
+from tests.chat.holding import NOW, WEATHER, allows, conversation, held_by, ids, turn_of
 from tests.engine.random_answers import answer, constraints, tokenizer
-
-WEATHER = {
-    "name": "get_weather",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer"},
-            "unit": {"type": "string", "enum": ["celsius", "kelvin"]},
-        },
-        "required": ["city"],
-    },
-}
-NOW = {"name": "now"}
-JOB = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 names = st.text("abcXYZ_- .é世", min_size=1, max_size=5)
 values: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
@@ -76,40 +57,6 @@ def tools(draw: st.DrawFn, name: str = "f") -> tuple[dict[str, Any], dict[str, A
     }
     given = draw(st.permutations([key for key in chosen if key in required or draw(st.booleans())]))
     return {"name": name, "parameters": schema}, {key: draw(chosen[key][1]) for key in given}
-
-
-def conversation(*tools: dict[str, Any], **options: Any) -> Conversation:
-    return Conversation((Message(Role.USER, "Go."),), tools, **options)
-
-
-def held_by(asked: Conversation, **how: Any) -> Constraint:
-    found = turn_constraint(constraints(), asked, **{"thinking": False, **how})
-    assert found is not None
-    return found
-
-
-def ids(text: str) -> list[int]:
-    """The tokens of a text of the engine's own making: markers are markers."""
-    return Prompt(tuple(marked(text))).ids(tokenizer())
-
-
-def turn_of(tokens: list[int], **options: Any) -> Turn:
-    reply = reply_for(tokenizer(), **options)
-    push_all(reply, tokenizer(), tokens)
-    return reply.turn
-
-
-def allows(held: Constraint, tokens: list[int]) -> bool:
-    """Whether these tokens, and then the end, are possible."""
-    logits = np.ones(tokenizer().vocab_size, np.float32)
-    for token in (*tokens, tokenizer().eos_ids[0]):
-        if held.mask(logits)[token] == -np.inf:
-            return False
-        held.accept(token)
-    return True
-
-
-# ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @settings(max_examples=60, deadline=None)
@@ -344,189 +291,3 @@ def test_many_parameters() -> None:
         )
         body = f'<{DSML}parameter name="{name}" string="false">1</{DSML}parameter>\n'
         assert allows(held, ids(f'<{DSML}invoke name="f">\n{body}</{DSML}invoke>\n{CLOSE_BLOCK}')) is good
-
-
-# ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 1 << 30), st.booleans())
-def test_json_follows_the_reasoning(seed: int, thinking: bool) -> None:
-    end = tokenizer().token_id(END_THINK)
-    assert end is not None
-    sampled = answer(held_by(conversation(response_schema=JOB), thinking=thinking), seed)
-    assert thinking or end not in sampled
-    turn = turn_of(sampled, thinking=thinking, tools=False)
-    jsonschema.validate(json.loads("".join(turn.content)), JOB)
-
-
-def test_any_object_where_no_form_is_demanded() -> None:
-    for asked in (conversation(json_only=True), conversation(json_only=True, response_schema=JOB)):
-        assert allows(held_by(asked), tokenizer().encode('{"any": [1, {"thing": null}]}'))
-        assert not allows(held_by(asked), tokenizer().encode("[1]"))
-    assert not allows(held_by(conversation(response_schema=JOB)), tokenizer().encode('{"any": 1}'))
-    assert turn_constraint(constraints(), conversation(), thinking=False) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "good"),
-    [
-        ('{"n":1}', True),
-        ('{"n": 1}', True),
-        ('{\n  "n": 1\n}', True),
-        ('{\n\t"n": 1\r\n}', True),
-        ('{"n":  1}', False),
-        ('{\n\n"n": 1}', False),
-        ('{"n": 1}\n', False),
-        (' {"n": 1}', False),
-    ],
-)
-def test_blanks_are_bounded(text: str, good: bool) -> None:
-    assert allows(held_by(conversation(response_schema=JOB)), tokenizer().encode(text)) is good
-
-
-def test_a_model_in_love_with_blanks_comes_to_an_end() -> None:
-    codec = tokenizer()
-    blanks = [id for id in range(codec.vocab_size) if codec.token_bytes(id).strip(b" \t\r\n") == b""]
-    text = codec.decode(answer(held_by(conversation(response_schema=JOB)), 1, favourite=blanks))
-    assert json.loads(text)["n"] is not None
-    assert 20 < max(map(len, re.findall(r"\s+", text))) <= 42
-
-
-def test_with_tools_the_answer_is_json_or_a_call() -> None:
-    asked = conversation(NOW, response_schema=JOB)
-    call = f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="now">\n\n</{DSML}invoke>\n{CLOSE_BLOCK}'
-    for thinking in (False, True):
-        before = f"Well.{END_THINK}" if thinking else ""
-        for text, good in [('{"n": 1}', True), (call, True), ("Hello", False), ('{"n": 1}' + call, False)]:
-            assert allows(held_by(asked, thinking=thinking), ids(before + text)) is good, (text, thinking)
-    assert not allows(held_by(asked, thinking=True), ids("Well." + call))  # thinking is to end first
-
-
-def test_json_that_is_begun_is_continued() -> None:
-    held = held_by(conversation(response_schema=JOB), begun='{"n":')
-    assert isinstance(json.loads('{"n":' + tokenizer().decode(answer(held, 2)))["n"], int)
-    with pytest.raises(OptionError, match="messages"):
-        turn_constraint(constraints(), conversation(response_schema=JOB), thinking=False, begun="Sure: ")
-
-
-def test_a_schema_that_is_wrong_is_named() -> None:
-    asked = conversation(response_schema={"type": "colour"}, schema_field="text.format.schema")
-    with pytest.raises(OptionError, match=r"text\.format\.schema: Invalid type: colour"):
-        turn_constraint(constraints(), asked, thinking=False)
-
-
-BEYOND = r"is .*, beyond the numbers that can be kept: ±9007199254740992"
-
-
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ({"type": "integer", "minimum": 1e300}, "minimum"),
-        ({"type": "integer", "exclusiveMinimum": 1 << 60}, "exclusiveMinimum"),
-        ({"type": "integer", "maximum": -1e300}, "maximum"),
-        ({"type": "integer", "minimum": 9.3e18, "maximum": 1e19}, "minimum"),
-        ({"type": "number", "exclusiveMaximum": -(10**40)}, "exclusiveMaximum"),
-        ({"type": "number", "maximum": 1e30}, "maximum"),
-        ({"type": ["integer", "null"], "minimum": 1e300}, "minimum"),
-        ({"const": 123456789012345678901234567890}, "const"),
-        ({"enum": [1, [{"x": 1e300}]]}, "enum"),
-        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"minimum": 1e300}}}, "minimum"),
-    ],
-)
-def test_numbers_that_cannot_be_kept_are_refused_by_name(schema: dict[str, Any], named: str) -> None:
-    for whole in (schema, {"type": "object", "properties": {"n": schema}}):
-        with pytest.raises(OptionError, match=f"field: {named} {BEYOND}"):
-            turn_constraint(
-                constraints(), conversation(response_schema=whole, schema_field="field"), thinking=False
-            )
-    tool = {"name": "f", "parameters": {"type": "object", "properties": {"n": schema}}}
-    with pytest.raises(OptionError, match=f"tools: the parameters of 'f': {named} {BEYOND}"):
-        turn_constraint(constraints(), conversation(tool), thinking=False, force_call=True)
-    turn_constraint(constraints(), conversation(tool), thinking=False)  # any JSON, where nothing is demanded
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    kind=st.sampled_from(["integer", "number"]),
-    bounds=st.dictionaries(
-        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
-        st.integers(-(1 << 53), 1 << 53)
-        | st.sampled_from([1e300, -1e300, 1.7976931348623157e308, 1 << 63, -(1 << 63), 0, 1, 0.5, 1e15]),
-        max_size=3,
-    ),
-    seed=st.integers(0, 99),
-)
-def test_bounds_are_kept_or_refused(kind: str, bounds: dict[str, float], seed: int) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": kind, **bounds}}, "required": ["n"]}
-    try:
-        held = held_by(conversation(response_schema=schema))
-    except OptionError:
-        return
-    jsonschema.validate(json.loads(tokenizer().decode(answer(held, seed))), schema)
-
-
-def test_a_property_may_be_called_minimum() -> None:
-    schema = {"type": "object", "properties": {"minimum": {"const": 5}}, "required": ["minimum"]}
-    held = held_by(conversation(response_schema=schema))
-    assert json.loads(tokenizer().decode(answer(held, 1)))["minimum"] == 5
-
-
-def test_what_is_not_supported_is_left_out() -> None:
-    schema = {**JOB, "unevaluatedProperties": False, "x-guidance": {"whitespace_flexible": True}}
-    assert allows(held_by(conversation(response_schema=schema)), tokenizer().encode('{"n": 1}'))
-
-
-def test_schemas_too_deep_are_refused() -> None:
-    deep: dict[str, Any] = {"$ref": "#"}
-    for _ in range(5_000):
-        deep = {"items": deep}
-    with pytest.raises(OptionError, match="deep"):
-        turn_constraint(constraints(), conversation(response_schema=deep), thinking=False)
-
-
-# ── shapes ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"type": "string"}, Forms(True, (), False)),
-        ({"type": "object"}, Forms(False, (), True)),
-        ({"type": ["string", "null"]}, Forms(True, (), True)),
-        ({"enum": ["a", "b", 1]}, Forms(False, ("a", "b"), True)),
-        ({"const": "a"}, Forms(False, ("a",), False)),
-        ({"$ref": "#/$defs/a~1b"}, Forms(False, ("x",), False)),
-        ({"$ref": "#/$defs/loop"}, Forms(True, (), True)),
-        ({"$ref": 5}, Forms(True, (), True)),
-        ({"anyOf": [{"const": "a"}, {"oneOf": [{"type": "integer"}]}]}, Forms(False, ("a",), True)),
-        ({"allOf": [{"type": "string"}, {"enum": ["a"]}]}, Forms(False, ("a",), False)),
-        ({"anyOf": "nonsense"}, Forms(True, (), True)),
-        ({"anyOf": [{"const": str(number)} for number in range(65)]}, Forms(True, (), True)),
-        (True, Forms(True, (), True)),
-        ({}, Forms(True, (), True)),
-    ],
-)
-def test_how_a_value_is_written(schema: Any, expected: Forms) -> None:
-    root = {"$defs": {"a/b": {"const": "x"}, "loop": {"$ref": "#/$defs/loop"}}}
-    assert forms(schema, root) == expected
-
-
-@pytest.mark.parametrize(
-    ("schema", "named", "required", "others"),
-    [
-        (None, [], [], None),
-        ({}, [], [], True),
-        ({"properties": {}}, [], [], None),
-        ({"properties": {}, "additionalProperties": True}, [], [], True),
-        ({"additionalProperties": False}, [], [], None),
-        ({"additionalProperties": {"type": "null"}}, [], [], {"type": "null"}),
-        ({"properties": {"a": {}}, "required": ["b", 3]}, ["a", "b"], ["b"], None),
-        ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {}}}}}, ["a"], [], None),
-        ({"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, [], [], {}),
-        ({"properties": 3, "required": "a"}, [], [], True),
-    ],
-)
-def test_the_parameters_of_a_tool(schema: Any, named: list[str], required: list[str], others: Any) -> None:
-    found = parameters(schema)
-    assert (list(found.named), sorted(found.required), found.others) == (named, required, others)
