@@ -78,7 +78,7 @@ FLOORS: Final = (
             Stop("backend.cpu.deepseek_v4.attention", "CpuAttention.run", "reads and fills the slots' state"),
             Stop("backend.cpu.deepseek_v4.experts", "CpuExperts.run", "as they come, summed in order of id"),
         ),
-        (Stop("backend.cpu.deepseek_v4.ops", "CpuHead.run", "streams → logits"),),
+        (Stop("backend.cpu.deepseek_v4.ends", "CpuHead.run", "streams → logits"),),
     ),
     Floor(
         "native",

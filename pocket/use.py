@@ -15,17 +15,17 @@ from penstock.backend.base import Array, Backend
 from penstock.engine.engine import Engine
 from penstock.model.deepseek_v4.model import DeepSeekV4
 from penstock.pocket import pocket_path
-from penstock.storage.store import ExpertStore, Lease
+from penstock.storage.store import Lease, TableStore
 from pocket.batches import encode
 from pocket.data import MIXTURE, sample
 
 PER_SKILL = 12  # conversations
 
 
-class CountingExperts(ExpertStore):
+class CountingExperts(TableStore):
     """A store that notes which experts were chosen, and leaves the work to another."""
 
-    def __init__(self, inner: ExpertStore, backend: Backend, layers: int, experts: int):
+    def __init__(self, inner: TableStore, backend: Backend, layers: int, experts: int):
         self.inner, self.backend = inner, backend
         self.counts = np.zeros((layers, experts))
 
@@ -43,7 +43,9 @@ def expert_use(engine: Engine, conversations: int = PER_SKILL) -> dict[str, list
         model = engine.runner.model
         assert isinstance(model, DeepSeekV4)
         layers = model.layers
-        counting = CountingExperts(layers[0].store, engine.backend, len(layers), engine.config.experts)
+        store = layers[0].store
+        assert isinstance(store, TableStore)
+        counting = CountingExperts(store, engine.backend, len(layers), engine.config.experts)
         for layer in layers:
             layer.store = counting
         rng = Random(skill)

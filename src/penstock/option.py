@@ -180,21 +180,24 @@ class Option:
         return f"{self.kind.metavar}|{NONE}" if self.written_none and self.kind.metavar else self.kind.metavar
 
     def parse(self, given: Any) -> Any:
-        """The value that was given on a command line."""
+        """The value that was given on a command line, as it is kept; an error names the flag."""
         if (given is None and self.unset) or (given == NONE and self.written_none):
             return None
-        return self.kind.parse(given, self.flag)
+        return self._kept(self.kind.parse(given, self.flag), self.flag, NONE if self.written_none else "")
 
     def check(self, value: Any) -> Any:
         """The value as it is kept.  Raises OptionError for one that the option does not take."""
         if value is None and self.unset:
             return None
+        return self._kept(value, self.name, "None" if self.unset else "")
+
+    def _kept(self, value: Any, name: str, none: str) -> Any:
         try:
             return self.kind.check(value)
         except (ValueError, TypeError):
             found = ":" if self.secret else f" is {value!r},"
-            expected = f"{self.kind.expected} or None" if self.unset else self.kind.expected
-            raise OptionError(f"{self.name}{found} expected {expected}") from None
+            expected = f"{self.kind.expected} or {none}" if none else self.kind.expected
+            raise OptionError(f"{name}{found} expected {expected}") from None
 
 
 def option(default: Any, kind: Kind, help: str, **declared: Any) -> Any:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.fitness import Fitness, Machine
+from penstock.errors import HubError
 from penstock.hub.cache import cache_folder
 from penstock.hub.catalog import Known, known_by_name, read_catalog
 from penstock.hub.find import download_model
@@ -21,7 +22,7 @@ from penstock.sizes import disk_size, size
 
 def pull(model: str, mtp: bool, dry_run: bool, json_output: bool) -> None:
     known = known_by_name(model)
-    reference = parse_reference(model) if known is None else known.reference
+    reference = _reference(model) if known is None else known.reference
     if dry_run:
         _show_wanted(look_up(reference), mtp, json_output)
         return
@@ -40,6 +41,14 @@ def pull(model: str, mtp: bool, dry_run: bool, json_output: bool) -> None:
             "command with --mtp downloads it, and --draft mtp uses it",
             file=sys.stderr,
         )
+
+
+def _reference(model: str) -> Reference:
+    try:
+        return parse_reference(model)
+    except HubError as error:
+        names = ", ".join(each.name for each in read_catalog().models)
+        raise HubError(f"{error}, or one of {names}") from None
 
 
 def _short(reference: Reference, known: Known | None) -> str:

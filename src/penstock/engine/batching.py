@@ -34,11 +34,11 @@ class Batcher:
         self, slots: Collection[Slot], under_way: Collection[UnderWay], checkpoints: bool
     ) -> list[Work]:
         """checkpoints: whether a long prompt is to be kept on the way"""
-        chunk, depth = self._engine.plan.chunk, self._engine.stepper.depth
+        chunk, shares = self._engine.plan.chunk, self._engine.stepper.shares
         decoding = [slot for slot in slots if not slot.prefilling]
         free = [slot for slot in decoding if not slot.ahead]
         # Where several steps can be under way, each takes its share of those who decode.
-        free = free[: min(chunk, -(-len(decoding) // depth))]
+        free = free[: min(chunk, -(-len(decoding) // shares))]
         self._begun = bool(free) and self._engine.stepper.has_begun([slot.session for slot in free])
         work = self._decoding(free)
         if self._begun:  # without those who have come since; they take part in the next one

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from penstock.backend.base import Backend, Logits
 from penstock.backend.device import DeviceBackend
-from penstock.backend.state import StatePool
+from penstock.backend.state import StateMemory
 from penstock.engine.answer import answer
 from penstock.engine.loader import Loader
 from penstock.engine.opening import open_model, open_tokenizer
@@ -70,7 +70,7 @@ class Engine:
         self.checkpoint = self.loader.checkpoint
         self.backend: Backend = self.loader.backend
         self.context = self.loader.context
-        self.states: StatePool = self.loader.states
+        self.states: StateMemory = self.loader.states
         self.written = self.loader.written
         self.machines = self.loader.machines
         self.stepper = Stepper(self.loader, self.config.vocab_size)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.backend.base import InputSquares
+from penstock.backend.device import HostBackend, InputSquares
 from penstock.engine.engine import Engine
 from penstock.errors import OptionError
 from penstock.weights.imatrix import Entry, Imatrix
@@ -57,6 +57,10 @@ class InputCollector:
         if not engine.parked:
             raise OptionError(
                 "an importance matrix is collected from the moment weights are loaded: load=False"
+            )
+        if not isinstance(engine.backend, HostBackend):
+            raise OptionError(
+                f"device is {engine.backend.name!r}: the inputs of weights can be observed on cpu alone"
             )
         self.engine = engine
         self._squares: dict[str, dict[int, InputSquares]] = {}  # name → expert → [parts, columns + 1]

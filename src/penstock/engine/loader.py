@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import penstock.cluster
 from penstock.backend.device import DeviceBackend
+from penstock.backend.state import StateMemory, StatePool
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, make_engine_plan, open_states, state_layout
-from penstock.engine.runner import Loading, LocalRunner, Runner
+from penstock.engine.runner import Loading, Runner, open_runners
 from penstock.errors import BudgetError, OptionError
 from penstock.machine.pages import give_back_freed
 from penstock.storage.plan import Plan
@@ -60,7 +61,7 @@ class Loader:
                 self.plan, self.context = self._make_plan()
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
-            self.states = open_states(self.backend, self.layout, self.plan)
+            self.states: StateMemory = open_states(self.backend, self.layout, self.plan)
         else:
             self.states = self.machines.open(self.backend, self.context, self.plan.chunk)
         # By slot of a session that somebody holds: the most tokens that it ever had.
@@ -95,10 +96,11 @@ class Loader:
                     return self._load_stage(self.machines, self.loading, plan)
                 # How much memory there is may have changed; how long sessions can get has not.
                 self.plan = plan or self._make_plan()[0]
-                self.runner = LocalRunner(
+                assert isinstance(self.states, StatePool)
+                (self.runner,) = open_runners(
                     self.checkpoint,
                     self.backend,
-                    self.states,
+                    [self.states],
                     self.plan,
                     self.options,
                     lambda: self.fingerprint,

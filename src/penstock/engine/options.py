@@ -190,8 +190,9 @@ class EngineOptions:
     )
     layers: str = option(
         "auto",
-        choice("auto", "FIRST:END", also=r"\d+:\d+"),
-        "Layers that this machine runs, such as 0:21; auto: by the machines' memory and speed.",
+        choice("auto", "FIRST:END", also=r"\d+:\d+(,\d+:\d+)*"),
+        "Layers that this machine runs, such as 0:21, or 0:11,22:33 to take turns with the others; auto: by the "
+        "machines' memory and speed.",
         **STAGE,
     )
     secret: Path | None = option(

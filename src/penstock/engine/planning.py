@@ -17,9 +17,8 @@ from penstock.storage.plan import Needs, Plan, plan_for_context
 from penstock.storage.tiers.plan import plan_for_tiers
 from penstock.weights.checkpoint import Checkpoint
 
-PER_TOKEN: Final = (
-    720  # bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
-)
+# Bytes for each entry of the vocabulary: the tokenizer, and what holds answers to a form
+PER_TOKEN: Final = 720
 WORTH_A_GPU: Final = 1 << 30  # bytes of weights: compiled kernels and a driver's context take seconds
 
 
@@ -97,7 +96,8 @@ def make_engine_plan(
 
     def work(rows: int) -> int:
         """Of a step, with what it stages for a sequence until it is committed: as much as its rings hold."""
-        return described.step_bytes(checkpoint, backend, rows) + staged + rows * shared
+        each = described.step_bytes(checkpoint, backend, rows)  # stretches of layers do not share it
+        return len(checkpoint.stretches) * each + staged + rows * shared
 
     # What experts of other machines give is kept by row and expert until all are there.
     config = checkpoint.config

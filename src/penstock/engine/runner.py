@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import Array, Backend, Choice, Logits
-from penstock.backend.state import StatePool, Step
+from penstock.backend.state import StateMemory, StatePool, Step
 from penstock.engine.options import EngineOptions
 from penstock.errors import DeviceFullError, OptionError
 from penstock.model import architecture
@@ -23,10 +23,11 @@ Pending = Callable[[], Logits]
 class Runner(ABC):
     """Runs steps over the sequences in `states`.  Used by one thread at a time."""
 
-    states: StatePool
+    states: StateMemory
     model: Architecture  # what this process has of it
     storage: Storage  # where its weights are
     depth = 1  # steps that can be under way at the same time
+    shares = 1  # steps that those who decode are best shared out over
     expects = False  # whether it is of any use to `expect`
     draft_seconds = 0.0  # of the latest step, what went into drafts that came with its logits
 
@@ -45,7 +46,7 @@ class Runner(ABC):
         `max_rewind` may be left out: drafts that were not accepted.
 
         A step that wants no logits may be committed while it is under way, and its sequences may be in the next
-        one; if it fails then, their states are lost (`StatePool.lost`)."""
+        one; if it fails then, their states are lost (`RemoteStates`)."""
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
             count = stop - start if kept is None else kept[number]
@@ -99,50 +100,18 @@ class Runner(ABC):
 
 
 class LocalRunner(Runner):
-    """The whole model, with its weights in this process's memory as the plan says."""
+    """A model, or layers of it that follow each other, with its weights in this process's memory."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         backend: Backend,
         states: StatePool,
-        plan: Plan,
-        options: EngineOptions,
-        fingerprint: Callable[[], str],
-        progress: Callable[[int, int], None],
-        *,
-        shared: Callable[[ExpertStore], ExpertStore] | None = None,
+        model: Architecture,
+        storage: Storage,
     ):
-        """shared: the experts as layers see them, where other machines compute some."""
         self.checkpoint, self.backend, self.states = checkpoint, backend, states
-        self._files = checkpoint.files
-        described = architecture(checkpoint.config)
-        self.storage = open_storage(
-            checkpoint,
-            backend,
-            plan,
-            policy=options.policy,
-            pack=options.pack,
-            trace=options.trace,
-            governed=options.memory == "auto",
-            learn=options.learn == "on",
-            exact=options.exact,
-            fingerprint=fingerprint,
-        )
-        try:
-            self.model = described.build(
-                checkpoint,
-                backend,
-                states,
-                self.storage.experts if shared is None else shared(self.storage.experts),
-                self.storage.dense,
-                prefetch=options.prefetch == "auto",
-            )
-            self.storage.dense.load(progress)
-            self.storage.preload()
-        except BaseException:
-            self.storage.close()  # nothing may be read to memory that goes away
-            raise
+        self.model, self.storage = model, storage
 
     def begin(self, step: Step, progress: Callable[[float], None] | None = None) -> Pending:
         hidden = self.forward(step, progress=progress)
@@ -197,8 +166,54 @@ class LocalRunner(Runner):
 
     def close(self) -> None:
         self.storage.close()
-        for file in self._files:
+        for file in self.storage.dense.checkpoint.files:
             file.expect_nothing()
+
+
+def open_runners(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    states: Sequence[StatePool],
+    plan: Plan,
+    options: EngineOptions,
+    fingerprint: Callable[[], str],
+    progress: Callable[[int, int], None],
+    *,
+    shared: Callable[[ExpertStore], ExpertStore] | None = None,
+) -> list[LocalRunner]:
+    """Reads the weights to memory as the plan says, and gives a runner for each stretch of layers, with its states.
+    They share the weights, which leave when any is closed.
+
+    shared: the experts as layers see them, where other machines compute some
+    """
+    described = architecture(checkpoint.config)
+    storage = open_storage(
+        checkpoint,
+        backend,
+        plan,
+        policy=options.policy,
+        pack=options.pack,
+        trace=options.trace,
+        governed=options.memory == "auto",
+        learn=options.learn == "on",
+        exact=options.exact,
+        fingerprint=fingerprint,
+    )
+    try:
+        experts = storage.experts if shared is None else shared(storage.experts)
+        found = []
+        for stretch, own in zip(checkpoint.stretches, states, strict=True):
+            part = checkpoint if len(states) == 1 else checkpoint.slice(stretch)
+            model = described.build(
+                part, backend, own, experts, storage.dense, prefetch=options.prefetch == "auto"
+            )
+            found.append(LocalRunner(part, backend, own, model, storage))
+        storage.dense.load(progress)
+        storage.preload()
+    except BaseException:
+        storage.close()  # nothing may be read to memory that goes away
+        raise
+    return found
 
 
 class Loading:

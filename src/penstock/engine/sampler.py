@@ -47,7 +47,8 @@ class Sampler:
         self._vocab = vocab_size
         self._under_way: deque[Choosing] = deque()  # the next tokens, where they are chosen elsewhere
         self._tops: deque[tuple[int, float, float]] = deque()  # of the next logits, where these are here
-        self._asked: tuple[int, list[Choice]] = (0, [])  # `count`, and what `choices` gave for it
+        # `count` and `constraint`, and what `choices` gave for them
+        self._asked: tuple[int, Constraint | None, list[Choice]] = (0, None, [])
 
     @property
     def choosing(self) -> Choosing | None:
@@ -76,12 +77,13 @@ class Sampler:
     def choices(self, rows: int) -> list[Choice]:
         """How the next tokens are to be chosen, known before their logits are: of so many rows, or of the first alone
         where the others depend on what that gives.  The very same ones until a token is accepted."""
-        count, found = self._asked
+        count, constraint, found = self._asked
         s = self.sampling
         penalties = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
         by_itself = self.constraint is None and not penalties
         wanted = 0 if s.top_logprobs else rows if by_itself else 1  # those need the logits themselves
-        if wanted and (count != self.count or len(found) < wanted):
+        old = count != self.count or constraint is not self.constraint
+        if wanted and (old or len(found) < wanted):
             mask = None if self.constraint is None else self.constraint.bits(self._vocab)
             edits = self._edits()
             found = [
@@ -91,7 +93,7 @@ class Sampler:
                 )
                 for ahead in range(wanted)
             ]  # fmt: skip
-            self._asked = self.count, found
+            self._asked = self.count, self.constraint, found
         return found[:wanted]
 
     def drop(self) -> None:

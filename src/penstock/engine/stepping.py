@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from penstock.backend.base import Logits
+from penstock.backend.state import RemoteStates
 from penstock.backend.state import Step as ModelStep
 from penstock.engine.ahead import Ahead
 from penstock.engine.jobs import Job, checked_ids, first_tokens
@@ -51,6 +52,11 @@ class Stepper:
     def depth(self) -> int:
         """Steps that can be under way at the same time."""
         return 1 if self._loader.runner is None else self._loader.runner.depth
+
+    @property
+    def shares(self) -> int:
+        """Steps that those who decode are best shared out over."""
+        return 1 if self._loader.runner is None else self._loader.runner.shares
 
     @property
     def logit_rows(self) -> int:
@@ -144,19 +150,25 @@ class Stepper:
             begun.runner.discard(begun.step)
             return
         for session, position in zip((session for session, _, _ in begun.work), begun.positions, strict=True):
-            self._states.lose(session.state.slot)
+            self._remote.lose(session.state.slot)
             session._retreat(position)
+
+    @property
+    def _remote(self) -> RemoteStates:
+        """Where states can be lost."""
+        assert isinstance(self._states, RemoteStates)
+        return self._states
 
     def _feed_again(self, session: Session) -> None:
         """What a session remembered is gone: it reads its tokens once more."""
         tokens = session.tokens
-        self._states.reset(session.state.slot)
+        self._remote.reset(session.state.slot)
         session._retreat(0)
         try:
             if tokens:
                 self._feed([Job(session, tokens)], "none", None)
         except BaseException:
-            self._states.lose(session.state.slot)
+            self._remote.lose(session.state.slot)
             session._resume(tokens)
             raise
 

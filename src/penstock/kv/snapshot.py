@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend.base import Logits
-from penstock.backend.state import DTYPES, StateLayout, StatePool
+from penstock.backend.state import DTYPES, StateLayout, StateMemory
 from penstock.errors import ModelFormatError, SnapshotError
 from penstock.kv.state import SequenceState, live_shapes
 from penstock.machine.private import private_file
@@ -115,7 +115,7 @@ def _header(metadata: dict[str, str], tensors: dict[str, Stored]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def load_snapshot(path: Path, pool: StatePool, fingerprint: str) -> Snapshot:
+def load_snapshot(path: Path, pool: StateMemory, fingerprint: str) -> Snapshot:
     """Reads a snapshot into a new state.  Raises SnapshotError unless every byte and every shape checks out."""
     layout = pool.layout
     try:

@@ -7,7 +7,7 @@ position is enough to know which rows count.  Recent rows sit in rings with `max
 import weakref
 from collections.abc import Mapping
 
-from penstock.backend.state import Rows, StateLayout, StatePool
+from penstock.backend.state import Rows, StateLayout, StateMemory
 from penstock.errors import ContextLengthError, RewindError
 
 
@@ -15,7 +15,7 @@ class SequenceState:
     """The state of one sequence, in a slot of a pool.  `floor` is the lowest position that can still be returned to
     (besides 0).  The slot is free again when nobody holds the state any more."""
 
-    def __init__(self, pool: StatePool):
+    def __init__(self, pool: StateMemory):
         self.pool, self.layout = pool, pool.layout
         self.slot = pool.allocate()
         self.position = 0

@@ -27,7 +27,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from penstock.backend.state import KV_DTYPES, StateLayout, StatePool
+from penstock.backend.state import KV_DTYPES, StateLayout, StateMemory
 from penstock.errors import ModelFormatError, OptionError, SnapshotError, TokenError
 from penstock.kv.snapshot import FORMAT, Snapshot, load_snapshot, save_snapshot
 from penstock.kv.state import live_shapes
@@ -130,7 +130,7 @@ class KvStore:
             self._warn("looked up", error)
             return False
 
-    def load(self, entry: Entry, pool: StatePool) -> Snapshot | None:
+    def load(self, entry: Entry, pool: StateMemory) -> Snapshot | None:
         """The session of an entry, or None, and then `find` does not return the entry again: its payload has gone, is
         damaged and has been deleted, or is of another layout and stays for others."""
         try:
@@ -159,7 +159,7 @@ class KvStore:
         )  # saved without a draft block
         return entry.length <= layout.context and not other_dtype and not less
 
-    def _loaded(self, entry: Entry, pool: StatePool) -> Snapshot:
+    def _loaded(self, entry: Entry, pool: StateMemory) -> Snapshot:
         snapshot = load_snapshot(self._path(entry), pool, self.fingerprint)
         if _key(self.fingerprint, snapshot.tokens) != entry.key:
             raise SnapshotError(f"{self._path(entry)}: holds other tokens than its name says")

@@ -5,6 +5,7 @@ Every tensor the model needs is there, has the right shape and a type we can dec
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -39,7 +40,7 @@ class Checkpoint:
     index: dict[str, TensorInfo]
     unused: dict[str, TensorInfo]
     draft: str | None  # "MTP" or "DSpark"; a DSpark module that is not whole is not used
-    part: range | None = None  # of layers, if it is not the whole model: see `slice`
+    part: tuple[range, ...] | None = None  # of layers, if it is not the whole model: see `slice`
 
     @property
     def has_mtp(self) -> bool:
@@ -70,9 +71,14 @@ class Checkpoint:
         return replace(self, index=index, unused=self.unused | draft, draft=None)
 
     @property
-    def layers(self) -> range:
-        """The layers that are here."""
-        return range(self.config.layer_count) if self.part is None else self.part
+    def stretches(self) -> tuple[range, ...]:
+        """The layers that are here: those of a stretch follow each other."""
+        return (range(self.config.layer_count),) if self.part is None else self.part
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The layers that are here, in their order."""
+        return [number for stretch in self.stretches for number in stretch]
 
     @property
     def blocks(self) -> list[str]:
@@ -82,26 +88,28 @@ class Checkpoint:
     @property
     def is_last(self) -> bool:
         """Whether the last layer is here, and with it the head and the draft block."""
-        return self.layers.stop == self.config.layer_count
+        return self.stretches[-1].stop == self.config.layer_count
 
-    def slice(self, layers: range) -> "Checkpoint":
+    def slice(self, *stretches: range) -> "Checkpoint":
         """Some layers of the model: the first ones with the embedding, the last ones with head and draft block."""
-        if not 0 <= layers.start < layers.stop <= self.config.layer_count:
-            raise ValueError(
-                f"layers [{layers.start}, {layers.stop}) of a model with {self.config.layer_count}"
-            )
-        last = layers.stop == self.config.layer_count
+        at, count = 0, self.config.layer_count
+        for each in stretches:
+            if not at <= each.start < each.stop <= count:
+                raise ValueError(f"layers [{each.start}, {each.stop}) of a model with {count}")
+            at = each.stop
+        first_too, last = stretches[0].start == 0, at == count
+        numbers = {number for each in stretches for number in each}
 
         def is_here(name: str) -> bool:
             first, _, rest = name.partition(".")
             if first == "blk":
-                return int(rest.partition(".")[0]) in layers
+                return int(rest.partition(".")[0]) in numbers
             if first == "token_embd":  # the draft block embeds too
-                return layers.start == 0 or (last and self.has_draft)
+                return first_too or (last and self.has_draft)
             return last
 
         index = {name: info for name, info in self.index.items() if is_here(name)}
-        return replace(self, index=index, draft=self.draft if last else None, part=layers)
+        return replace(self, index=index, draft=self.draft if last else None, part=stretches)
 
     def extents(self) -> list[tuple[MappedFile, int, int]]:
         """Where in the files its tensors lie: (file, first byte, end).  What is near each other is one."""

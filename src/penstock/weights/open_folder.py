@@ -14,7 +14,9 @@ from penstock.weights.types import FP4_E2M1, I8, U8
 def open_folder(folder: Path) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.exists():
-        raise ModelFormatError(f"{folder}: no config.json in the folder")
+        raise ModelFormatError(
+            f"{folder}: no config.json in the folder, expected a folder of safetensors or a GGUF file"
+        )
     config = config_from_json(read_json_file(config_path), str(config_path))
     tensors = read_safetensors_folder(folder)
     index: dict[str, TensorInfo] = {}
