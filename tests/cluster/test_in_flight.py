@@ -123,7 +123,7 @@ def test_the_first_piece_is_small_where_layers_take_turns(monkeypatch: pytest.Mo
         begin, pieces = runner.begin, PromptPieces(16)
         for size in (128, 512):
             pieces.took(size, 0.042 + 0.001 * size)  # a step takes as long for the weights as for 42 rows
-        monkeypatch.setattr(pieces, "took", lambda rows, seconds: None)  # how busy the machine is says nothing
+        monkeypatch.setattr(pieces, "took", lambda *_: None)  # how busy the machine is says nothing
         monkeypatch.setattr(runner, "_pieces", pieces)
 
         def noted(step, *more):  # type: ignore[no-untyped-def]
