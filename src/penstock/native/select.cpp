@@ -86,29 +86,25 @@ static void pick_rows(const ps_index& a, i64 token, i64 parts, u64* ranks) {
     std::sort(picks, picks + a.count);
 }
 
-// Where there are tokens enough for all threads, no token is divided.
+// Tokens that would leave a thread without one are divided.
 PS_EXPORT void ps_select(const ps_index* a, i64 threads) {
     if (a->tokens <= 0 || a->width <= 0) return;
+    threads = std::min(threads, 1 + a->tokens * a->row_count * a->heads * a->dim / (20 * 4000));
     auto everything = [&](i64 token) {  // where all visible rows are chosen no scores are needed
         const i64 visible = visible_rows(*a, token);
+        if (visible > a->count) return false;
         for (i64 i = 0; i < a->width; i++) a->picks[token * a->width + i] = i < visible ? i : -1;
+        return true;
     };
-    auto few = [&](i64 token) { return visible_rows(*a, token) <= a->count; };
-    threads = std::min(threads, 1 + a->tokens * a->row_count * a->heads * a->dim / (20 * 4000));
-    if (a->tokens >= threads) {
-        parallel_for(a->tokens, threads, [&](i64 token) {
-            if (few(token)) return everything(token);
-            u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(select_floats(a->count, 1)));
-            rank_rows(*a, token, 0, 1, ranks);
-            pick_rows(*a, token, 1, ranks);
-        });
-        return;
-    }
-    for (i64 token = 0; token < a->tokens; token++) {
-        if (few(token)) {
-            everything(token);
-            continue;
-        }
+    const i64 whole = whole_pieces(a->tokens, threads);
+    parallel_for(whole, threads, [&](i64 token) {
+        if (everything(token)) return;
+        u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(select_floats(a->count, 1)));
+        rank_rows(*a, token, 0, 1, ranks);
+        pick_rows(*a, token, 1, ranks);
+    });
+    for (i64 token = whole; token < a->tokens; token++) {
+        if (everything(token)) continue;
         const i64 parts = select_parts(threads);
         u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(select_floats(a->count, parts)));
         parallel_for(parts, threads, [&](i64 part) { rank_rows(*a, token, part, parts, ranks + part * a->count); });

@@ -14,3 +14,9 @@ void over_rows(i64 rows, i64 row_time, i64 threads, Body&& body) {
     const i64 pieces = threads <= 1 ? 1 : std::min(rows, 4 * threads);
     parallel_for(pieces, threads, [&](i64 i) { body(rows * i / pieces, rows * (i + 1) / pieces); });
 }
+
+// Of so many pieces that take as long as each other, those to be left whole: where they are few, the rest would keep one
+// thread busy while others wait, and is better divided.
+inline i64 whole_pieces(i64 pieces, i64 threads) {
+    return pieces < 4 * threads ? pieces / threads * threads : pieces;
+}
