@@ -28,7 +28,7 @@ API_KEY: Final = Variable(
 ISA: Final = Variable(
     "PENSTOCK_ISA",
     "The instruction set of the kernels, in place of the best that the processor has.",
-    ("scalar", "avx2", "avx512", "neon", "neon_dot"),
+    ("scalar", "avx2", "avx512_vnni", "avx512", "neon", "neon_dot"),
 )
 MODELS: Final = Variable(
     "PENSTOCK_MODELS",

@@ -312,6 +312,8 @@ def available() -> list[str]:
     if "avx2" in flags and "fma" in flags:
         found.append("avx2")
     if "avx512_vnni" in flags:
+        found.append("avx512_vnni")
+    if "avx512_vnni" in found and "avx512vbmi" in flags and "gfni" in flags:
         found.append("avx512")
     return found
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "kernels.h"
 #include "scratch.h"
@@ -54,10 +53,10 @@ bool repack(const ps_weight& w, i64 row, u8* out) {
 
 const Encoders& encoders_of(const Kernels& kernels) {
 #if defined(PENSTOCK_AVX512)
-    if (std::strcmp(kernels.name, "avx512") == 0) return avx512_encoders();
+    if (&kernels.steps == &avx512_steps) return avx512_encoders();
 #endif
 #if defined(PENSTOCK_AVX2)
-    if (std::strcmp(kernels.name, "avx2") == 0) return avx2_encoders();
+    if (&kernels.steps == &avx2_steps) return avx2_encoders();
 #endif
     (void)kernels;
     return plain_encoders();

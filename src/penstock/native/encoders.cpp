@@ -35,7 +35,7 @@ constexpr Encoders ENCODERS = {decode, within, encode};
 
 }  // namespace
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_ISA_AVX512_VNNI)  // for avx512 too
 const Encoders& avx512_encoders() { return ENCODERS; }
 #elif defined(PENSTOCK_ISA_AVX2)
 const Encoders& avx2_encoders() { return ENCODERS; }

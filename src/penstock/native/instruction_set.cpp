@@ -44,12 +44,14 @@ bool has_avx2() {
            Processor::all(p.seven_b, {3, 5, 8});                                     // BMI, AVX2, BMI2
 }
 
-bool has_avx512() {
+bool has_avx512_vnni() {
     const Processor p;
     return has_avx2() && Processor::all(p.kept, {5, 6, 7}) &&
            Processor::all(p.seven_b, {16, 17, 30, 31}) &&  // AVX-512 F, DQ, BW, VL
-           Processor::all(p.seven_c, {1, 8, 11});          // VBMI, GFNI, VNNI
+           Processor::all(p.seven_c, {11});                // VNNI
 }
+
+bool has_avx512() { return has_avx512_vnni() && Processor::all(Processor().seven_c, {1, 8}); }  // VBMI, GFNI
 #endif
 
 #if defined(PENSTOCK_NEON_DOT)
@@ -70,6 +72,7 @@ const Kernels* kernels_named(const char* name) {
     auto wanted = [name](const char* candidate) { return !name || !*name || std::strcmp(name, candidate) == 0; };
 #if defined(PENSTOCK_AVX512)
     if (wanted("avx512") && has_avx512()) return &avx512_kernels();
+    if (wanted("avx512_vnni") && has_avx512_vnni()) return &avx512_vnni_kernels();
 #endif
 #if defined(PENSTOCK_AVX2)
     if (wanted("avx2") && has_avx2()) return &avx2_kernels();

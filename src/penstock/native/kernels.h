@@ -65,6 +65,7 @@ struct Kernels {
 
 const Kernels& scalar_kernels();
 const Kernels& avx2_kernels();
+const Kernels& avx512_vnni_kernels();
 const Kernels& avx512_kernels();
 const Kernels& neon_kernels();
 const Kernels& neon_dot_kernels();

@@ -126,11 +126,11 @@ def native() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """What the products of this process run on: scalar, avx2, avx512, neon or neon_dot."""
+    """What the products of this process run on: scalar, avx2, avx512_vnni, avx512, neon or neon_dot."""
     found = native().ps_instruction_set()
     if found is None:
         raise PenstockError(
             "PENSTOCK_ISA names an instruction set that is unknown or that this processor does not have.\n"
-            "Expected scalar, avx2, avx512, neon or neon_dot; leave it unset for the best one."
+            "Expected scalar, avx2, avx512_vnni, avx512, neon or neon_dot; leave it unset for the best one."
         )
     return str(found.decode())

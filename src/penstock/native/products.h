@@ -79,6 +79,6 @@ PS_EXPORT void ps_expert_terms(const ps_expert* const* table, i64 experts, const
 PS_EXPORT void ps_expert_sum(const i64* ids, const float* weights, i64 rows, i64 slots, i64 shared, const float* terms,
                              i64 hidden, float* out, i64 threads);
 
-// "scalar", "avx2", "avx512", "neon" or "neon_dot": what the products use.  Chosen at the first use: the best this processor
-// has, or the one named in PENSTOCK_ISA.  Null when that names one that is unknown or that this processor lacks.
+// "scalar", "avx2", "avx512_vnni", "avx512", "neon" or "neon_dot": what the products use.  Chosen at the first use: the best
+// this processor has, or the one named in PENSTOCK_ISA.  Null when that names one that is unknown or that this processor lacks.
 PS_EXPORT const char* ps_instruction_set();

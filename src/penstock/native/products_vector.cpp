@@ -93,6 +93,8 @@ constexpr i64 SCRATCH = INTEGER_SCRATCH > FLOAT_SCRATCH ? INTEGER_SCRATCH : FLOA
 
 #if defined(PENSTOCK_ISA_AVX512)
 const Kernels& avx512_kernels() {
+#elif defined(PENSTOCK_ISA_AVX512_VNNI)
+const Kernels& avx512_vnni_kernels() {
 #elif defined(PENSTOCK_ISA_AVX2)
 const Kernels& avx2_kernels() {
 #elif defined(PENSTOCK_ISA_NEON_DOT)

@@ -316,7 +316,7 @@ int main() {
     int wrong = wrong_pieces();
     if (wrong) std::printf("threads: %d of 1000 pieces were not computed once a call\n", wrong);
     const auto plain = digests(scalar_kernels());
-    for (const char* name : {"scalar", "avx2", "avx512", "neon", "neon_dot"})
+    for (const char* name : {"scalar", "avx2", "avx512_vnni", "avx512", "neon", "neon_dot"})
         if (const Kernels* kernels = kernels_named(name)) {
             const auto found = digests(*kernels);
             for (std::size_t i = 0; i < found.size(); i++) {

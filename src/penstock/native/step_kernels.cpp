@@ -13,7 +13,7 @@
 #include "steps/score.h"
 #include "steps/swiglu.h"
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_ISA_AVX512_VNNI)  // for avx512 too
 const StepKernels avx512_steps = {
 #elif defined(PENSTOCK_ISA_AVX2)
 const StepKernels avx2_steps = {

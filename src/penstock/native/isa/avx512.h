@@ -1,5 +1,5 @@
-// AVX-512 (F, BW, DQ, VL, VBMI) with VNNI and GFNI, as Ice Lake and Zen 4 brought them together: integers in vectors of
-// 512 bits, floats as on AVX2.
+// AVX-512 (F, BW, DQ, VL) with VNNI, as Cascade Lake brought it: integers in vectors of 512 bits, floats as on AVX2.
+// Ice Lake and Zen 4 added VBMI and GFNI, which take fewer instructions to place bytes and bits.
 #pragma once
 
 #include "../formats/iq2_xxs_grid.h"
@@ -7,7 +7,11 @@
 
 namespace {
 
+#if defined(PENSTOCK_ISA_AVX512)
 constexpr const char* ISA_NAME = "avx512";
+#else
+constexpr const char* ISA_NAME = "avx512_vnni";
+#endif
 constexpr const StepKernels& ISA_STEPS = avx512_steps;
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;
 constexpr int FLOAT_TILE_INPUTS = 4, FLOAT_TILE_WEIGHTS = 4;
@@ -113,6 +117,7 @@ struct Signs {
     alignas(32) std::uint64_t minus[4];  // two groups each, a bit for every weight
     __m512i scales;                      // by group: 2 · scale + 1, in every other word
 };
+#if defined(PENSTOCK_ISA_AVX512)
 PS_INLINE Signs signs(const u8* groups) {
     const __m512i words = _mm512_loadu_si512(groups);
     // Seven bits each into a byte of their own; its eighth bit becomes the parity of the others.
@@ -124,6 +129,15 @@ PS_INLINE Signs signs(const u8* groups) {
     out.scales = _mm512_add_epi64(_mm512_add_epi64(scales, scales), _mm512_set1_epi64(1));
     return out;
 }
+#else
+PS_INLINE Signs signs(const u8* groups) {
+    __m256i scales;
+    Signs out;
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out.minus), sign_words(groups, scales));
+    out.scales = _mm512_cvtepu32_epi64(scales);
+    return out;
+}
+#endif
 // Two vectors side by side.  The barrier makes the compiler use up the indices before it loads more of them than there
 // are registers.
 PS_INLINE __m128i grid_pair(const u8* index) {
@@ -169,24 +183,25 @@ PS_INLINE __m512i pick_scales(__m512i scales) {
     return _mm512_permutexvar_epi32(_mm512_inserti64x4(_mm512_set1_epi32(FIRST), _mm256_set1_epi32(SECOND), 1), scales);
 }
 
-// Two-bit weights times their scales, by look-up: for every half group g the four products are at 16 · weight + g.
+// Two-bit weights times their scales, by look-up.  A unit has four half groups, one in each quarter of a vector: the four
+// products of half group 4 · I + k are at 4 · I in quarter k.
 PS_INLINE Bytes two_bit_products(const u8* scales) {
-    const __m128i one = _mm_set1_epi16(1);
-    const __m512i weights = _mm512_inserti64x4(_mm512_castsi256_si512(join(_mm_setzero_si128(), one)),
-                                               join(_mm_slli_epi16(one, 1), _mm_set1_epi16(3)), 1);
+    auto quarter = [](int k) {  // scales k, 4 + k, 8 + k and 12 + k, each in a lane of its own; 0x80 clears a byte
+        return _mm_add_epi32(_mm_setr_epi32(0, 4, 8, 12), _mm_set1_epi32(static_cast<int>(0x80808000u) + k));
+    };
+    const __m512i lanes = _mm512_inserti64x4(_mm512_castsi256_si512(join(quarter(0), quarter(1))),
+                                             join(quarter(2), quarter(3)), 1);
     const __m512i low = _mm512_and_si512(_mm512_broadcast_i32x4(load128(scales)), _mm512_set1_epi8(15));
-    return _mm512_mullo_epi16(low, weights);  // bytes stay below 46: none spills into its neighbour
+    return _mm512_mullo_epi32(_mm512_shuffle_epi8(low, lanes), _mm512_set1_epi32(0x03020100));  // below 46: none spills
 }
 // The weights of unit I.  A byte has one weight for each of four groups; two groups are taken at once.
 template <int I>
 PS_INLINE Bytes look_up_products(const u8* weights, Bytes products) {
     const __m512i both = _mm512_broadcast_i64x4(load256(weights + I / 2 * 32));
-    const __m512i turn = _mm512_inserti64x4(_mm512_set1_epi32(I % 2 ? 0 : 4), _mm256_set1_epi32(I % 2 ? 30 : 2), 1);
-    auto quarter = [](int k) { return _mm_set1_epi8(static_cast<char>(4 * I + k)); };
-    const __m512i groups = _mm512_inserti64x4(_mm512_castsi256_si512(join(quarter(0), quarter(1))),
-                                              join(quarter(2), quarter(3)), 1);
-    const __m512i index = _mm512_ternarylogic_epi32(_mm512_rolv_epi32(both, turn), _mm512_set1_epi8(0x30), groups, 0xea);
-    return _mm512_permutexvar_epi8(index, products);
+    const __m512i turn = _mm512_inserti64x4(_mm512_set1_epi32(I % 2 ? 28 : 0), _mm256_set1_epi32(I % 2 ? 26 : 30), 1);
+    const __m512i index = _mm512_ternarylogic_epi32(_mm512_rolv_epi32(both, turn), _mm512_set1_epi8(3),
+                                                    _mm512_set1_epi8(4 * I), 0xea);
+    return _mm512_shuffle_epi8(products, index);
 }
 
 // The low nibbles of 32 bytes, then the high ones.

@@ -11,7 +11,7 @@
 
 #include "../kernels.h"
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_ISA_AVX512) || defined(PENSTOCK_ISA_AVX512_VNNI)
 #include "avx512.h"
 #elif defined(PENSTOCK_ISA_AVX2)
 #include "avx2.h"
