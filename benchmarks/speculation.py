@@ -17,6 +17,7 @@ mixed        stories and random answers in turn: what the gate has learned is wr
 streamed     stories with memory for a quarter of the experts; others come from a disk of 200 MB/s (`slow_disk`)
 repeated     calls of tools and JSON, likewise
 random       sampled at a temperature at which nobody can guess
+lost         random answers, with memory and a disk as for streamed ones
 """
 
 import argparse
@@ -60,6 +61,7 @@ ASKED: Final = {
     "streamed": STORIES[:1],
     "repeated": [],
     "random": STORIES[:1],
+    "lost": STORIES[:1],
 }
 TARGETS: Final = {
     "story": 1.4,
@@ -69,16 +71,17 @@ TARGETS: Final = {
     "streamed": 1.0,
     "repeated": 1.0,
     "random": 0.97,
+    "lost": 0.97,
 }
 DRAFTS: Final = ("off", "ngram", "mtp", "auto")
-STREAMED: Final = ("streamed", "repeated")
+STREAMED: Final = ("streamed", "repeated", "lost")
 AGAIN: Final = "off again"  # says what chance can do
 PROBLEMS: Final = 6  # of tools, and as many of JSON
 
 
 def sampling(kind: str, number: int = 0) -> Sampling:
     """Of a kind's question with this number."""
-    if kind == "random" or (kind == "mixed" and number % 2):
+    if kind in ("random", "lost") or (kind == "mixed" and number % 2):
         return Sampling(temperature=50.0, seed=1, ignore_eos=True)
     return Sampling(temperature=0.0)
 

@@ -19,6 +19,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
 from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Step
+from penstock.errors import OptionError
 from penstock.pocket import pocket_path
 from tests.drafting import force_drafts
 from tests.engine.clients import Client, alone, finish
@@ -416,19 +417,23 @@ def test_options_say_who_drafts() -> None:
     assert found == {"off": (), "ngram": ("ngram",), "mtp": ("mtp",), "auto": ("ngram", "mtp")}
 
 
-def test_auto_leaves_drafts_where_experts_come_from_disk() -> None:
-    """A wrong guess would read experts for nothing."""
+def test_auto_leaves_the_draft_block_out_where_experts_come_from_disk() -> None:
+    """Its memory is worth more to experts.  What needs no memory may guess."""
     plan = Engine(pocket_path(), draft="off", context=256, load=False).plan
     tight = {
         draft: Engine(pocket_path(), draft=draft, context=256, memory=plan.smallest + (4 << 20), load=False)
-        for draft in ("auto", "off", "ngram")
+        for draft in ("auto", "off", "ngram", "mtp")
     }
     assert {draft: engine.drafters for draft, engine in tight.items()} == {
-        "auto": (),
+        "auto": ("ngram",),
         "off": (),
         "ngram": ("ngram",),
+        "mtp": ("mtp",),
     }
     assert {engine.plan.mode for engine in tight.values()} == {"direct"}
+    assert tight["auto"].plan == tight["off"].plan != tight["mtp"].plan
+    with pytest.raises(OptionError, match="was left out; draft 'mtp' keeps it"):
+        tight["auto"].mtp_logits(tight["auto"].session(), 5)
 
 
 def test_what_rows_fetch_counts() -> None:

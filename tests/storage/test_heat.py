@@ -20,6 +20,7 @@ PATIENCE_S = 300
 def streaming() -> Engine:
     """With memory for some of the pocket model's experts."""
     options: dict[str, Any] = {"threads": 1, "context": 256, "streaming": "direct", "policy": "lru"}
+    options["draft"] = "mtp"
     plan = Engine(pocket_path(), load=False, **options, memory="8GiB").plan
     return Engine(pocket_path(), **options, memory=plan.smallest + plan.experts_total // 3)
 

@@ -47,7 +47,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def answers(model: Path, **options: Any) -> tuple[list[NDArray[np.float32]], str]:
     """Logits of a prompt and of tokens after it, a draft's if there is one, and where experts came from."""
-    with Engine(model, context=256, **options) as engine:
+    draft = "mtp" if model.is_dir() else "off"  # for itself it is left out where experts come from disk
+    with Engine(model, context=256, draft=draft, **options) as engine:
         session = engine.session()
         found = [session.feed(PROMPT, logits="all"), *(session.feed([token]) for token in range(4))]
         if engine.checkpoint.has_mtp:

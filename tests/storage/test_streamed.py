@@ -135,7 +135,7 @@ def test_official_checkpoints_stream_too(tmp_path: Path) -> None:
     official_checkpoint(folder, official_config(), seed=0, mtp=True)
     plain = Engine(folder, context=256)
     found = []
-    for engine in (plain, streaming(folder, MIB)):
+    for engine in (plain, streaming(folder, MIB, draft="mtp")):
         session = engine.session()
         session.feed(PROMPT)
         drafts = [engine.mtp_logits(session, 7), session.feed([7]), engine.mtp_logits(session, 9)]

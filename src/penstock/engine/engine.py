@@ -225,7 +225,8 @@ class Engine:
         """
         if not self.checkpoint.has_mtp:
             raise OptionError(
-                f"{self.checkpoint.path}: the model has no MTP block (see the options mtp and draft)"
+                f"{self.checkpoint.path}: the model has no MTP block, or it was left out; "
+                "draft 'mtp' keeps it, and mtp names a file that has one"
             )
         if session.position == 0:
             raise OptionError("mtp_logits needs a session with at least one token")

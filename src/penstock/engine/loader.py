@@ -43,22 +43,19 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
-        self.drafts = options.draft != "off"
         if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
-            # A draft block would follow every step and take memory that experts could have.
-            self.checkpoint = checkpoint.without_draft()
-            self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
+            self._leave_draft_out()
         if isinstance(self.backend, DeviceBackend) and options.draft == "dspark":
             raise OptionError(
                 f"draft is 'dspark', which runs on the CPU, and device is {self.backend.name!r}"
             )
         self.plan, self.context = self._make_plan()
-        if options.draft == "auto" and (self.plan.mode == "direct" or self.plan.tiers is not None):
-            # Experts come from elsewhere: a wrong guess would bring them for nothing.
-            self.drafts = False
-            if checkpoint.has_dspark and self.machines is None:  # it follows every step, unlike a draft block
-                self.checkpoint = self.part = checkpoint.without_draft()
-                self.plan, self.context = self._make_plan()
+        experts_stream = self.plan.experts_held < self.plan.experts_total
+        if options.draft == "auto" and experts_stream and self.checkpoint.has_draft:
+            self._leave_draft_out()
+            self.plan, self.context = self._make_plan()
+        # Where the card shares experts with the host, those of a wrong guess would be fetched or computed for nothing.
+        self.drafts = options.draft != "off" and not (options.draft == "auto" and self.plan.tiers is not None)
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
             self.states: StateMemory = open_states(self.backend, self.layout, self.plan)
@@ -71,6 +68,11 @@ class Loader:
         self.runner: Runner | None = None  # while they are in memory
         self._crowded = False  # sessions need more than any plan has
         self._closed = False
+
+    def _leave_draft_out(self) -> None:
+        """A draft block would take memory that experts could have, and on a card follow every step."""
+        self.checkpoint = self.checkpoint.without_draft()
+        self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
 
     def _make_plan(self, chunk: int | None = None) -> tuple[Plan, int]:
         return make_engine_plan(self.part, self.options, self.backend, self.options.context, chunk=chunk)
