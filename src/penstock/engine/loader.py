@@ -54,7 +54,7 @@ class Loader:
         if options.draft == "auto" and experts_stream and self.checkpoint.has_draft:
             self._leave_draft_out()
             self.plan, self.context = self._make_plan()
-        # Where the card shares experts with the host, those of a wrong guess would be fetched or computed for nothing.
+        # Where a card shares experts with the host, those of a wrong guess would be fetched for nothing.
         self.drafts = options.draft != "off" and not (options.draft == "auto" and self.plan.tiers is not None)
         self.layout = state_layout(self.part, options, self.context)
         if self.machines is None:
