@@ -10,6 +10,7 @@
 #include "workspace.h"
 
 constexpr i64 SCORE_BLOCK = 48;  // rows that are scored at a time
+constexpr i64 DIVIDED = 20000;   // nanoseconds from which on a token's rows are divided among threads
 constexpr i64 SPARE = 4096;  // candidates kept beyond `count` before the worst are thrown out
 
 // The best `count` of a stream of ranks, in memory for `count` + SPARE of them.
@@ -86,17 +87,18 @@ static void pick_rows(const ps_index& a, i64 token, i64 parts, u64* ranks) {
     std::sort(picks, picks + a.count);
 }
 
-// Tokens that would leave a thread without one are divided.
+// Tokens that would leave a thread without one are divided, if they take long enough.
 PS_EXPORT void ps_select(const ps_index* a, i64 threads) {
     if (a->tokens <= 0 || a->width <= 0) return;
-    threads = std::min(threads, 1 + a->tokens * a->row_count * a->heads * a->dim / (20 * 4000));
+    const i64 token_time = a->row_count * a->heads * a->dim / 20;  // nanoseconds, roughly
+    threads = std::min(threads, 1 + a->tokens * token_time / 4000);
     auto everything = [&](i64 token) {  // where all visible rows are chosen no scores are needed
         const i64 visible = visible_rows(*a, token);
         if (visible > a->count) return false;
         for (i64 i = 0; i < a->width; i++) a->picks[token * a->width + i] = i < visible ? i : -1;
         return true;
     };
-    const i64 whole = whole_pieces(a->tokens, threads);
+    const i64 whole = token_time < DIVIDED ? a->tokens : whole_pieces(a->tokens, threads);
     parallel_for(whole, threads, [&](i64 token) {
         if (everything(token)) return;
         u64* ranks = reinterpret_cast<u64*>(workspace<BETWEEN_STEPS>(select_floats(a->count, 1)));

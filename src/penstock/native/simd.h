@@ -84,9 +84,15 @@ PS_INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 
 // The one order in which eight lanes become one number: halves, quarters, pair.
 PS_INLINE float sum_lanes(vf v) {
+#if defined(__AVX__)
+    const __m128 halves = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 quarters = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
+    return _mm_cvtss_f32(_mm_add_ss(quarters, _mm_movehdup_ps(quarters)));
+#else
     float s[LANES];
     store(s, v);
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+#endif
 }
 
 // e^x to about one unit in the last place.  Right at the ends: 0 for −inf, inf for inf and overflow, NaN for NaN.

@@ -80,6 +80,18 @@ struct MXFP4 {
         return splat(MXFP4_SCALES[b.p[G * 17]]);
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
+
+#if defined(PENSTOCK_ISA_AVX512)
+    // Two rows side by side: half H of group G of both, in split order, and their scales.
+    template <int G, int H>
+    static PS_INLINE V two_weights(const Block& p, const Block& q) {
+        return half_times_256<H>(look_up(TWICE_E2M1, nibbles(p.p + G * 17 + 1, q.p + G * 17 + 1)));
+    }
+    template <int G>
+    static PS_INLINE Sides two_scales(const Block& p, const Block& q) {
+        return join(splat(MXFP4_SCALES[p.p[G * 17]]), splat(MXFP4_SCALES[q.p[G * 17]]));
+    }
+#endif
 };
 
 struct FP4 {
@@ -105,6 +117,17 @@ struct FP4 {
         return splat(FP4_SCALES[b.scales[G]]);
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
+
+#if defined(PENSTOCK_ISA_AVX512)
+    template <int G, int H>
+    static PS_INLINE V two_weights(const Block& p, const Block& q) {
+        return half_times_256<H>(look_up(TWICE_E2M1, nibble_pairs(p.p + G * 16, q.p + G * 16)));
+    }
+    template <int G>
+    static PS_INLINE Sides two_scales(const Block& p, const Block& q) {
+        return join(splat(FP4_SCALES[p.scales[G]]), splat(FP4_SCALES[q.scales[G]]));
+    }
+#endif
 };
 
 }  // namespace

@@ -54,6 +54,14 @@ PS_INLINE void store_sides(float* p, Sides v) { _mm512_storeu_ps(p, v); }
 PS_INLINE float add_lanes(Sides v, int side) {
     return add_lanes(side ? _mm512_extractf32x8_ps(v, 1) : _mm512_castps512_ps256(v));
 }
+// The sums of lanes of four rows, in the order of add_lanes.
+PS_INLINE void store_four(float* out, Sides first, Sides second) {
+    const Sides halves = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));
+    const Sides quarters = _mm512_add_ps(halves, _mm512_shuffle_ps(halves, halves, 0xee));
+    const Sides sums = _mm512_add_ps(quarters, _mm512_movehdup_ps(quarters));
+    const __m512i order = _mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(order, sums)));
+}
 // Signed bytes of two rows, and their float16 scales.
 PS_INLINE V widen(const u8* p, const u8* q) { return _mm512_cvtepi8_epi16(join(load128(p), load128(q))); }
 PS_INLINE Sides splat_f16(const u8* p, const u8* q) {
@@ -61,6 +69,29 @@ PS_INLINE Sides splat_f16(const u8* p, const u8* q) {
     std::memcpy(&first, p, 2);
     std::memcpy(&second, q, 2);
     return _mm512_cvtph_ps(join(_mm_set1_epi16(static_cast<short>(first)), _mm_set1_epi16(static_cast<short>(second))));
+}
+PS_INLINE Sides join(F8 first, F8 second) { return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1); }
+// Of two rows: the low nibbles of sixteen bytes, then the high ones; low and high nibble of each in turn; table[i] for
+// every byte i < 16; and 256 times the even or odd signed bytes.
+PS_INLINE V twice_each(const u8* p, const u8* q) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(load128(p))),
+                              _mm256_broadcastsi128_si256(load128(q)), 1);
+}
+PS_INLINE V nibbles(const u8* p, const u8* q) {
+    const __m512i shifts = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
+    return _mm512_and_si512(_mm512_srlv_epi64(twice_each(p, q), shifts), _mm512_set1_epi8(15));
+}
+PS_INLINE V nibble_pairs(const u8* p, const u8* q) {
+    const __m512i v = twice_each(p, q), h = _mm512_srli_epi16(v, 4);
+    const __m512i both = _mm512_mask_unpackhi_epi8(_mm512_unpacklo_epi8(v, h), 0xffff0000ffff0000, v, h);
+    return _mm512_and_si512(both, _mm512_set1_epi8(15));
+}
+PS_INLINE V look_up(const u8* table, V index) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load128(table)), index);
+}
+template <int H>
+PS_INLINE V half_times_256(V v) {
+    return H ? _mm512_and_si512(v, _mm512_set1_epi16(static_cast<short>(0xff00))) : _mm512_slli_epi16(v, 8);
 }
 PS_INLINE SideSum add_dot_sides(SideSum sum, V w, V x) { return _mm512_dpwssd_epi32(sum, w, x); }
 PS_INLINE Sides mul(Sides a, Sides b) { return _mm512_mul_ps(a, b); }

@@ -77,9 +77,31 @@ PS_INLINE void add_values(const float* weights, const float* block, i64 stride, 
         for (int d = 0; d < D; d++) store(value + h * width + d * LANES, sum[h][d]);
 }
 
+#if defined(__AVX512F__)
+// The same for two vectors of channels in one.
+template <int H>
+PS_INLINE void add_wide_values(const float* weights, const float* block, i64 stride, i64 count, float* value, i64 width) {
+    __m512 sum[H];
+    PS_UNROLL
+    for (int h = 0; h < H; h++) sum[h] = _mm512_loadu_ps(value + h * width);
+    for (i64 i = 0; i < count; i++) {
+        const __m512 v = _mm512_loadu_ps(block + i * stride);
+        PS_UNROLL
+        for (int h = 0; h < H; h++)
+            sum[h] = _mm512_fmadd_ps(_mm512_set1_ps(weights[h * ATTENTION_BLOCK + i]), v, sum[h]);
+    }
+    PS_UNROLL
+    for (int h = 0; h < H; h++) _mm512_storeu_ps(value + h * width, sum[h]);
+}
+#endif
+
 template <int H>
 PS_INLINE void add_values(const float* weights, const float* block, i64 stride, i64 count, float* value, i64 width) {
     i64 d = 0;
+#if defined(__AVX512F__)
+    for (; d + 2 * LANES <= width; d += 2 * LANES)
+        add_wide_values<H>(weights, block + d, stride, count, value + d, width);
+#endif
     for (; d + 2 * LANES <= width; d += 2 * LANES)
         add_values<H, 2>(weights, block + d, stride, count, value + d, width);
     if (d < width) add_values<H, 1>(weights, block + d, stride, count, value + d, width);

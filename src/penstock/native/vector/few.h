@@ -178,47 +178,69 @@ PS_INLINE void few_rows(const ps_weight& w, i64 j, i64 apart, const FewInputs<X>
 template <class Format>
 concept SideBySide = requires(const typename Format::Block& block) { Format::template two_scales<0>(block, block); };
 
-// The same for rows j and j + 1 side by side in vectors twice as wide: where inputs are several, multiplying is what takes
-// the time, and there are as many units for wide vectors as for narrow ones.  Each half computes what it would alone.
-template <class Format, int X, int GROUPS>
-PS_INLINE void add_two_groups(const ps_weight& w, i64 j, i64 b, const FewInputs<X>& in, Sides (&acc)[X]) {
-    const typename Format::Block p = Format::open(w, j, b), q = Format::open(w, j + 1, b);
-    Sides v[X];
-    for (int i = 0; i < X; i++) v[i] = splat_sides(0);
-    if (GROUPS == 8) {
-        ask_ahead(p.p, Format::BYTES);
-        ask_ahead(q.p, Format::BYTES);
+// Whether pairs are faster than rows in streams.
+template <class Format, int X>
+constexpr bool PAIRED = SideBySide<Format> && (X > 1 || Format::STREAMS == 1);
+
+// The same for PAIRS pairs of rows from j on, the two of a pair side by side in vectors twice as wide: where inputs are
+// several, multiplying is what takes the time, and there are as many units for wide vectors as for narrow ones.  Each half
+// computes what it would alone.
+template <class Format, int X, int PAIRS, int GROUPS>
+PS_INLINE void add_pair_groups(const ps_weight& w, i64 j, i64 b, const FewInputs<X>& in, Sides (&acc)[X][PAIRS]) {
+    typename Format::Block first[PAIRS], second[PAIRS];
+    Sides v[X][PAIRS];
+    for (int r = 0; r < PAIRS; r++) {
+        first[r] = Format::open(w, j + 2 * r, b), second[r] = Format::open(w, j + 2 * r + 1, b);
+        for (int i = 0; i < X; i++) v[i][r] = splat_sides(0);
+        if (GROUPS == 8) {
+            ask_ahead(first[r].p, Format::BYTES);
+            ask_ahead(second[r].p, Format::BYTES);
+        }
     }
     unrolled<GROUPS>([&] PS_EACH {
-        const V first = Format::template two_weights<G, 0>(p, q), second = Format::template two_weights<G, 1>(p, q);
-        const Sides scale = Format::template two_scales<G>(p, q);
+        V low[PAIRS], high[PAIRS];
+        Sides scale[PAIRS];
+        for (int r = 0; r < PAIRS; r++) {
+            low[r] = Format::template two_weights<G, 0>(first[r], second[r]);
+            high[r] = Format::template two_weights<G, 1>(first[r], second[r]);
+            scale[r] = Format::template two_scales<G>(first[r], second[r]);
+        }
         for (int i = 0; i < X; i++) {
             const i16* x = in.x[i] + b * in.stride + G * GROUP;
-            const SideSum sum = add_dot_sides(dot(first, load_input(x)), second, load_input(x + GROUP / 2));
-            v[i] = fma(side_floats(sum), scale, v[i]);
+            const V x_low = load_input(x), x_high = load_input(x + GROUP / 2);
+            for (int r = 0; r < PAIRS; r++)
+                v[i][r] = fma(side_floats(add_dot_sides(dot(low[r], x_low), high[r], x_high)), scale[r], v[i][r]);
         }
     });
-    for (int i = 0; i < X; i++) acc[i] = fma(v[i], splat_sides(in.scales[i][b]), acc[i]);
+    for (int i = 0; i < X; i++)
+        for (int r = 0; r < PAIRS; r++) acc[i][r] = fma(v[i][r], splat_sides(in.scales[i][b]), acc[i][r]);
 }
 
-template <class Format, int X>
-PS_INLINE void few_two_rows(const ps_weight& w, i64 j, const FewInputs<X>& in, float* out, i64 out_stride) {
-    Sides acc[X];
-    for (int i = 0; i < X; i++) acc[i] = splat_sides(0);
+template <class Format, int X, int PAIRS>
+PS_INLINE void few_pairs(const ps_weight& w, i64 j, const FewInputs<X>& in, float* out, i64 out_stride) {
+    Sides acc[X][PAIRS];
+    for (auto& sums : acc)
+        for (Sides& one : sums) one = splat_sides(0);
     const i64 whole = w.columns / BLOCK;
-    for (i64 b = 0; b < whole; b++) add_two_groups<Format, X, 8>(w, j, b, in, acc);
+    for (i64 b = 0; b < whole; b++) add_pair_groups<Format, X, PAIRS, 8>(w, j, b, in, acc);
     switch (w.columns % BLOCK / GROUP) {
-        case 1: add_two_groups<Format, X, 1>(w, j, whole, in, acc); break;
-        case 2: add_two_groups<Format, X, 2>(w, j, whole, in, acc); break;
-        case 3: add_two_groups<Format, X, 3>(w, j, whole, in, acc); break;
-        case 4: add_two_groups<Format, X, 4>(w, j, whole, in, acc); break;
-        case 5: add_two_groups<Format, X, 5>(w, j, whole, in, acc); break;
-        case 6: add_two_groups<Format, X, 6>(w, j, whole, in, acc); break;
-        case 7: add_two_groups<Format, X, 7>(w, j, whole, in, acc); break;
+        case 1: add_pair_groups<Format, X, PAIRS, 1>(w, j, whole, in, acc); break;
+        case 2: add_pair_groups<Format, X, PAIRS, 2>(w, j, whole, in, acc); break;
+        case 3: add_pair_groups<Format, X, PAIRS, 3>(w, j, whole, in, acc); break;
+        case 4: add_pair_groups<Format, X, PAIRS, 4>(w, j, whole, in, acc); break;
+        case 5: add_pair_groups<Format, X, PAIRS, 5>(w, j, whole, in, acc); break;
+        case 6: add_pair_groups<Format, X, PAIRS, 6>(w, j, whole, in, acc); break;
+        case 7: add_pair_groups<Format, X, PAIRS, 7>(w, j, whole, in, acc); break;
     }
     for (int i = 0; i < X; i++)
-        for (int side = 0; side < 2; side++) out[i * out_stride + side] = add_lanes(acc[i], side);
+        if constexpr (PAIRS == 2)
+            store_four(out + i * out_stride, acc[i][0], acc[i][1]);
+        else
+            for (int side = 0; side < 2; side++) out[i * out_stride + side] = add_lanes(acc[i][0], side);
 }
+#else
+template <class Format, int X>
+constexpr bool PAIRED = false;
 #endif
 
 // One input: as many streams at a time as the format is fastest with (Format::STREAMS), each a part of the rows.
@@ -243,13 +265,13 @@ void few(const ps_weight& w, i64 first, i64 last, const Inputs& inputs, float* o
             few_blocks<Format, X, 1>(w, first + done, last - first - done, in, out + done, out_stride);
     } else {
         i64 j = 0;
-        if constexpr (X == 1)
+        if constexpr (PAIRED<Format, X>) {
+            for (; j + 4 <= last - first; j += 4) few_pairs<Format, X, 2>(w, first + j, in, out + j, out_stride);
+            for (; j + 2 <= last - first; j += 2) few_pairs<Format, X, 1>(w, first + j, in, out + j, out_stride);
+        } else if constexpr (X == 1) {
             for (; j < apart; j++) few_rows<Format, X, Format::STREAMS>(w, first + j, apart, in, out + j, out_stride);
-        j *= Format::STREAMS;
-#if defined(PENSTOCK_ISA_AVX512)
-        if constexpr (SideBySide<Format> && X > 1)
-            for (; j + 2 <= last - first; j += 2) few_two_rows<Format, X>(w, first + j, in, out + j, out_stride);
-#endif
+            j *= Format::STREAMS;
+        }
         for (; j < last - first; j++) few_rows<Format, X, 1>(w, first + j, 0, in, out + j, out_stride);
     }
 }
