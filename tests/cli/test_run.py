@@ -168,7 +168,7 @@ def test_an_answer_that_was_cut_says_so(arguments: list[object], status: int, wo
 
 
 def test_stats(model: Path) -> None:
-    result = run("hello", "-m", model, "-n", 3, "--stats", "--streaming", "direct")
+    result = run("hello", "-m", model, "-n", 3, "--stats", "--streaming", "direct", "--temperature", 0)
     answer, details, cut = result.stderr.splitlines()
     for expected in (
         "first token after",
