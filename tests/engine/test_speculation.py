@@ -192,6 +192,26 @@ def test_a_draft_block_that_does_not_pay_is_hardly_asked(
     assert engine.stats()["draft"]["tokens"] >= 890
 
 
+def test_a_trial_in_which_nothing_is_right_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often guesses were right in the texts before."""
+    engine = Engine(pocket_path(), draft="mtp")
+    assert engine.speculation is not None
+    monkeypatch.setattr(engine.speculation, "told", told_of(engine, lambda rows: 1.0 + 0.01 * rows))
+    for place in range(4):
+        for _ in range(100):
+            engine.speculation.chances.told("mtp", place, 0, True)
+    asked = list[int]()
+
+    def wrong(*at: Any) -> list[tuple[int, float]]:
+        asked.append(at[1])
+        return [(engine.config.vocab_size - 1, 0.01)]
+
+    monkeypatch.setattr(engine.runner, "draft", wrong)
+    list(engine.generate(prompt(engine, ASKED[1]), 64, Sampling(temperature=0, ignore_eos=True)))
+    assert len(asked) == draft_record.UNKNOWN * draft_record.TRIED // 2
+    assert not engine.speculation.records["mtp"].open
+
+
 @pytest.mark.parametrize("back", [0, 5, 30])
 def test_a_block_that_did_not_keep_up_knows_what_it_followed_since(back: int) -> None:
     """The window is the same from there on, and nothing else of a session knows of it."""
@@ -383,6 +403,19 @@ def test_a_drafter_is_closed_when_what_it_saves_is_less_than_what_it_takes() -> 
     record.patience, record.idle = draft_record.LONGEST, draft_record.SHORTEST + 1
     record.begin_answer()  # of another kind, perhaps
     assert record.due
+
+
+def test_what_earlier_answers_gained_keeps_a_drafter_open_for_less_long_than_this_one() -> None:
+    closed = []
+    for is_new in (False, True):
+        record, asked = Record("mtp"), 0
+        record.worth = 1.0
+        if is_new:
+            record.begin_answer()
+        while record.saved(-0.5):
+            asked += 1
+        closed.append(asked)
+    assert closed[1] < 0.5 * closed[0]
 
 
 def test_a_plain_step_that_follows_drafts_says_nothing_of_what_plain_steps_cost() -> None:

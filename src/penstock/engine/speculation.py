@@ -293,7 +293,8 @@ class Speculator:
             shared.chances.begin_anew(record.name, TRIED)
         depth, gain = best_depth(self._chances(record, [], record.most), 1, shared.costs, record.costs)
         record.worth = (gain - 1) * shared.costs.at(1)
-        self._turn(session, drafter, record, bool(depth))
+        # Of what was right earlier nothing follows where nothing is right now.
+        self._turn(session, drafter, record, bool(depth and record.right))
 
 
 def verify(
