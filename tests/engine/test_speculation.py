@@ -409,13 +409,14 @@ def test_what_earlier_answers_gained_keeps_a_drafter_open_for_less_long_than_thi
     closed = []
     for is_new in (False, True):
         record, asked = Record("mtp"), 0
-        record.worth = 1.0
+        record.worth, record.spent = 4.0, 0.5
         if is_new:
             record.begin_answer()
-        while record.saved(-0.5):
+            record.begin_answer()  # a short one goes before
+        while record.saved(-1.0):
             asked += 1
         closed.append(asked)
-    assert closed[1] < 0.5 * closed[0]
+    assert 3 < closed[1] < 0.5 * closed[0]
 
 
 def test_a_plain_step_that_follows_drafts_says_nothing_of_what_plain_steps_cost() -> None:

@@ -15,7 +15,7 @@ SHORTEST, LONGEST = 96, 1024  # steps between later ones
 WARM: Final = 16  # steps before a trial from which on a drafter keeps up
 TRIED: Final = 4  # steps of a trial; half of them if their drafts are wrong
 ASKED: Final = 12  # times that a drafter was asked, over which it has to have been worth its time
-CARRIED: Final = 0.25  # of that worth, what counts for a new answer
+CARRIED: Final = 1.5  # askings in vain: as what earlier answers gained counts for a new one, at most
 
 
 class Record:
@@ -65,7 +65,7 @@ class Record:
     def begin_answer(self) -> None:
         """It may be of another kind than those before it: for which nothing was right, or everything."""
         self.patience = min(self.patience, SHORTEST)
-        self.worth *= CARRIED
+        self.worth = min(self.worth, CARRIED * self.spent)
 
     def took(self, drafts: int, seconds: float) -> None:
         if self.name in AT_ONCE:  # however many are wanted
