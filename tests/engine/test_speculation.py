@@ -405,6 +405,19 @@ def test_a_drafter_is_closed_when_what_it_saves_is_less_than_what_it_takes() -> 
     assert record.due
 
 
+def test_answers_that_nobody_can_guess_are_tried_less_and_less() -> None:
+    record, waits = Record("mtp"), list[int]()
+    for _ in range(12):
+        record.begin_answer()
+        waits.append(record.patience)
+        record.begin_trial()  # in vain
+    assert waits == sorted(waits)
+    assert waits[-1] == draft_record.LONGEST
+    record.in_vain = 0  # something was right
+    record.begin_answer()
+    assert record.patience == draft_record.SHORTEST
+
+
 def test_what_earlier_answers_gained_keeps_a_drafter_open_for_less_long_than_this_one() -> None:
     closed = []
     for is_new in (False, True):

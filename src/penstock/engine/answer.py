@@ -44,7 +44,7 @@ def _advance(
     """One step: the tokens that follow `token`, which is fed, perhaps with drafts after it."""
     stepper, ids, begun = session.engine.stepper, [token], False
     if speculator is not None:
-        begun = stepper.has_begun([session])
+        begun = not speculator.rests and stepper.has_begun([session])
         ids += speculator.propose(session, token, 1, begun)
     stepper.expect(generation, len(ids))
     if speculator is None or not speculator.awake:

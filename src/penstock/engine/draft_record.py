@@ -1,6 +1,7 @@
 """What is known of a drafter: what its drafts cost and were worth, whether it is asked, and when it is tried again.
 
-Every trial in vain doubles the time to the next one, within an answer: the next answer may be of another kind.
+Every trial in vain doubles the time to the next one.  The next answer may be of another kind: there it is tried
+sooner, unless several trials in a row were in vain.
 """
 
 from typing import Final
@@ -12,6 +13,7 @@ MOST: Final = {"mtp": 4, "dspark": 5, "ngram": DRAFTS}  # drafts at a time
 AT_ONCE: Final = ("dspark",)  # whose drafts take as long however many are wanted
 UNKNOWN: Final = 3  # trials at the beginning, and steps between them
 SHORTEST, LONGEST = 96, 1024  # steps between later ones
+MOST_IN_VAIN: Final = 8  # trials in a row that count
 WARM: Final = 16  # steps before a trial from which on a drafter keeps up
 TRIED: Final = 4  # steps of a trial; half of them if their drafts are wrong
 ASKED: Final = 12  # times that a drafter was asked, over which it has to have been worth its time
@@ -29,6 +31,7 @@ class Record:
         self.keeps_up = True
         self.idle = 0  # steps since it was last used
         self.trials = 0  # how often it was tried without a promise
+        self.in_vain = 0  # trials in a row in which nothing was right, whatever answers they were in
         self.patience = UNKNOWN  # steps until it is tried
         self.trying = self.right = 0  # steps that are left of a trial, and those of it that were right
         self.spent = 0.0  # seconds, of the latest time it was asked
@@ -59,12 +62,13 @@ class Record:
 
     def begin_trial(self) -> None:
         self.trials += 1
+        self.in_vain = min(self.in_vain + 1, MOST_IN_VAIN)
         self.trying, self.right = TRIED, 0
         self.patience = UNKNOWN if self.trials < UNKNOWN else min(max(SHORTEST, 2 * self.patience), LONGEST)
 
     def begin_answer(self) -> None:
         """It may be of another kind than those before it: for which nothing was right, or everything."""
-        self.patience = min(self.patience, SHORTEST)
+        self.patience = min(self.patience, SHORTEST * 2 ** max(0, self.in_vain - UNKNOWN))
         self.worth = min(self.worth, CARRIED * self.spent)
 
     def took(self, drafts: int, seconds: float) -> None:

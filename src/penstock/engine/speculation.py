@@ -26,7 +26,7 @@ from penstock.engine.step_watch import Spent
 from penstock.engine.steps import Generation, Step
 
 RESTS: Final = ((64, 7), (16, 3))  # steps without a draft, and how many steps an answer then rests
-BEGINS: Final = 24  # steps without a draft that an answer inherits at most from the one before it
+BEGINS: Final = 72  # steps without a draft that an answer inherits at most from the one before it
 ANCHORED: Final = 24  # steps with drafts in a row, then some without: what these cost must be known
 ANCHORS: Final = 2  # of which the last one counts: after others a step finds less at hand than after its like
 DEEPER: Final = 12  # steps with drafts, then one with one more than seems best: things change
@@ -130,10 +130,15 @@ class Speculator:
         self._in_vain = min(shared.in_vain, BEGINS)  # looks without a draft, since the last one
         self._known = 0  # tokens that the drafters know
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing will be proposed for the next step."""
+        return self._rested < self._rest
+
     def propose(self, session: Session, token: int, rows: int, begun: bool = False) -> list[int]:
         """Drafts after `token`, which is certain and which the session has not read yet, that are worth a place in a
         step which has so many rows without them.  begun: it has begun without drafts, and there can be none"""
-        self.awake, self.eager = self._rested >= self._rest, False
+        self.awake, self.eager = not self.rests, False
         if not self.awake:
             self._rested += 1
             return []
@@ -277,6 +282,7 @@ class Speculator:
         if record.trying and drafts:
             record.trying = max(0, record.trying - (1 if accepted else TRIED // 2))
             record.right += bool(accepted)
+            record.in_vain = 0 if accepted else record.in_vain
             if not record.trying:
                 self._end_trial(session, drafter, record)
         elif record.open and not drafter.free:
