@@ -114,7 +114,7 @@ def expect_here(
     notes = MeasuredOnce("machine", fingerprint(backend), again, say)
     seconds_per_byte = notes.numbers("memory", 1, lambda: [1 / read_bandwidth(threads, MEMORY)])[0]
     costs = kernel_costs(checkpoint, backend, notes)
-    if plan.mode != "direct":  # nobody drafts where experts come from a disk
+    if plan.mode != "direct":  # only who takes no time drafts where experts come from a disk
         costs = costs._replace(token=costs.token + costs.drafts)
     on_disk, usage, misses = disk is None, None, misses or Handling()
     if disk is None:

@@ -19,7 +19,8 @@ PS_EXPORT void ps_attend(const ps_attention* a, const ps_attention_call* c, i64 
     if (c->tokens <= 0 || a->heads <= 0) return;
     const i64 seen = std::min(a->window_size, c->position + c->tokens) + (c->picks ? c->picks_width : c->row_count);
     threads = std::min(threads, 1 + c->tokens * a->heads * a->dim * seen / (20 * 4000));
-    const i64 whole = whole_pieces(c->tokens, threads), parts = std::min(a->heads, std::clamp(a->heads / PART_HEADS, threads, 2 * threads));
+    const i64 whole = whole_pieces(c->tokens, threads);
+    const i64 parts = std::min(a->heads, std::clamp(a->heads / PART_HEADS, threads, 2 * threads));
     parallel_for(whole + (c->tokens - whole) * parts, threads, [&](i64 piece) {
         i64 token = piece, first = 0, last = a->heads;
         if (piece >= whole) {

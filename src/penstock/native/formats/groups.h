@@ -31,7 +31,7 @@ struct Q8_0 {
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PAIRS)
     // Two rows side by side: half H of group G of both, and their scales.
     template <int G, int H>
     static PS_INLINE V two_weights(const Block& p, const Block& q) {
@@ -81,7 +81,7 @@ struct MXFP4 {
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PAIRS)
     // Two rows side by side: half H of group G of both, in split order, and their scales.
     template <int G, int H>
     static PS_INLINE V two_weights(const Block& p, const Block& q) {
@@ -118,7 +118,7 @@ struct FP4 {
     }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PAIRS)
     template <int G, int H>
     static PS_INLINE V two_weights(const Block& p, const Block& q) {
         return half_times_256<H>(look_up(TWICE_E2M1, nibble_pairs(p.p + G * 16, q.p + G * 16)));

@@ -35,7 +35,8 @@ PS_INLINE F8 floats(Sum sum) {
 }
 PS_INLINE Sum add(Sum a, Sum b) { return _mm512_add_epi32(a, b); }
 
-// Two weight rows side by side, sixteen columns of each.
+// Two weight rows side by side, sixteen columns of each; also pairs of rows for few inputs.
+#define PENSTOCK_PAIRS
 constexpr int SIDES = 2;
 constexpr i64 STEP = 16;
 using V = __m512i;

@@ -80,7 +80,8 @@ PS_INLINE void add_values(const float* weights, const float* block, i64 stride, 
 #if defined(__AVX512F__)
 // The same for two vectors of channels in one.
 template <int H>
-PS_INLINE void add_wide_values(const float* weights, const float* block, i64 stride, i64 count, float* value, i64 width) {
+PS_INLINE void add_wide_values(const float* weights, const float* block, i64 stride, i64 count, float* value,
+                               i64 width) {
     __m512 sum[H];
     PS_UNROLL
     for (int h = 0; h < H; h++) sum[h] = _mm512_loadu_ps(value + h * width);

@@ -174,7 +174,7 @@ PS_INLINE void few_rows(const ps_weight& w, i64 j, i64 apart, const FewInputs<X>
         for (int r = 0; r < R; r++) out[i * out_stride + r * apart] = add_lanes(acc[i][r]);
 }
 
-#if defined(PENSTOCK_ISA_AVX512)
+#if defined(PENSTOCK_PAIRS)
 template <class Format>
 concept SideBySide = requires(const typename Format::Block& block) { Format::template two_scales<0>(block, block); };
 
