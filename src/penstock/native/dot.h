@@ -5,8 +5,6 @@
 // loaded, so tiles of any size give the same bits.
 #pragma once
 
-#include <type_traits>
-
 #include "simd.h"
 
 // X rows x[i] against W rows of w: out[i · out_stride + j] = x_i · w_j over k elements.
@@ -48,7 +46,7 @@ constexpr int ACROSS = 8;    // rows of w, two of them side by side in a vector 
 
 // Sums of eight rows, two in each vector, added up in the order of sum_lanes.
 PS_INLINE vf sum_sides(const __m512 (&sum)[ACROSS / 2]) {
-    auto halves = [](__m512 a, __m512 b) {  // a quarter for each of four rows
+    auto halves = [](__m512 a, __m512 b) __attribute__((always_inline)) {  // a quarter for each of four rows
         return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     };
     const __m512 a = halves(sum[0], sum[1]), b = halves(sum[2], sum[3]);
@@ -96,23 +94,26 @@ PS_INLINE void dot_strip(const float* const (&x)[X], const float* w, i64 w_strid
     for (; j < n; j++) dot_tile<X, 1>(x, w + j * w_stride, w_stride, k, out + j, out_stride);
 }
 
-// `rows` rows of x, of which x_at(i) says where they lie, TOGETHER at a time, against all n rows of w.
+// X rows of x from the i-th on, of which x_at(i) says where they lie, against all n rows of w.
+template <int X, class At>
+PS_INLINE void dot_rows(const At& x_at, i64 i, const float* w, i64 w_stride, i64 n, i64 k, float* out, i64 out_stride) {
+    const float* x[X];
+    for (int r = 0; r < X; r++) x[r] = x_at(i + r);
+    dot_strip<X>(x, w, w_stride, n, k, out + i * out_stride, out_stride);
+}
+
+// All `rows` of them, TOGETHER at a time.
 template <class At>
-PS_INLINE void dot_each(At x_at, i64 rows, const float* w, i64 w_stride, i64 n, i64 k, float* out, i64 out_stride) {
-    auto strip = [&]<int X>(i64 i, std::integral_constant<int, X>) {
-        const float* x[X];
-        for (int r = 0; r < X; r++) x[r] = x_at(i + r);
-        dot_strip<X>(x, w, w_stride, n, k, out + i * out_stride, out_stride);
-    };
+PS_INLINE void dot_each(const At& x_at, i64 rows, const float* w, i64 w_stride, i64 n, i64 k, float* out, i64 out_stride) {
     i64 i = 0;
-    for (; i + TOGETHER <= rows; i += TOGETHER) strip(i, std::integral_constant<int, TOGETHER>());
-    if (rows - i == 3) strip(i, std::integral_constant<int, 3>());
-    if (rows - i == 2) strip(i, std::integral_constant<int, 2>());
-    if (rows - i == 1) strip(i, std::integral_constant<int, 1>());
+    for (; i + TOGETHER <= rows; i += TOGETHER) dot_rows<TOGETHER>(x_at, i, w, w_stride, n, k, out, out_stride);
+    if (rows - i == 3) dot_rows<3>(x_at, i, w, w_stride, n, k, out, out_stride);
+    if (rows - i == 2) dot_rows<2>(x_at, i, w, w_stride, n, k, out, out_stride);
+    if (rows - i == 1) dot_rows<1>(x_at, i, w, w_stride, n, k, out, out_stride);
 }
 
 // All `rows` rows of x against all n rows of w.
 PS_INLINE void dot_all(const float* x, i64 x_stride, i64 rows, const float* w, i64 w_stride, i64 n, i64 k, float* out,
                        i64 out_stride) {
-    dot_each([=](i64 i) { return x + i * x_stride; }, rows, w, w_stride, n, k, out, out_stride);
+    dot_each([=](i64 i) __attribute__((always_inline)) { return x + i * x_stride; }, rows, w, w_stride, n, k, out, out_stride);
 }
