@@ -136,7 +136,7 @@ def test_a_model_on_a_gpu(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...
         context=256,
         kv_dtype="f16",
     )
-    monkeypatch.setattr(plan, "make_engine_plan", lambda *_: found)
+    monkeypatch.setattr(plan, "plan_engine", lambda model, *_: (model, *found))
     shown = run("-m", pocket_path(), *flags)
     if flags:
         whole = sum(found[0].read_by_token.values())
@@ -144,6 +144,20 @@ def test_a_model_on_a_gpu(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...
     else:
         assert "all of this is the GPU's memory" in shown
         assert "256 tokens" in shown
+
+
+def test_a_draft_block_that_the_engine_leaves_out_is_not_planned() -> None:
+    """The pocket model has one; where its experts stream nobody asked for it."""
+    for memory in (Engine(pocket_path(), load=False, memory=None).plan.smallest + 2 * MIB, "none"):
+        found = json.loads(run("-m", pocket_path(), "--memory", memory, "--json"))
+        (again,) = (
+            json.loads(run("-m", pocket_path(), "--budgets", memory, "--json"))
+            if memory != "none"
+            else (found,)
+        )
+        engine = Engine(pocket_path(), load=False, memory=None if memory == "none" else memory)
+        assert engine.checkpoint.has_draft == (memory == "none")
+        assert found["dense"] == again["dense"] == engine.plan.dense
 
 
 def test_budgets_are_not_those_of_a_gpu(model: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.backend.base import Backend
 from penstock.bench.expected import Expected, expect_here
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import plan_engine
 from penstock.errors import BudgetError
 from penstock.sizes import speed, write_amount
 from penstock.storage.plan import Plan
@@ -65,11 +65,13 @@ def budgets(
     """disk: as `expect_here` wants it, for a model that is not here."""
     for amount in amounts:
         try:
-            plan, _ = make_engine_plan(checkpoint, replace(options, memory=amount), backend, options.context)
+            model, plan, _ = plan_engine(
+                checkpoint, replace(options, memory=amount), backend, options.context
+            )
         except BudgetError as error:
             yield Budget(amount, problem=str(error))
         else:
             learned = options.learn == "on"
             yield Budget(
-                amount, "", plan, expect_here(checkpoint, plan, backend, disk=disk, learned=learned, say=say)
+                amount, "", plan, expect_here(model, plan, backend, disk=disk, learned=learned, say=say)
             )

@@ -63,6 +63,7 @@ class Costs(NamedTuple):
 
 def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) -> Costs:
     """As noted, or measured now, which takes some seconds."""
+    overhead = notes.numbers("token", len(Overhead._fields), token_overhead)  # first: see there
     found: dict[tuple[str, str], tuple[LayerCosts, float, Curve]] = {}
     layers = []
     for number in range(checkpoint.config.layer_count):
@@ -71,7 +72,6 @@ def kernel_costs(checkpoint: Checkpoint, backend: Backend, notes: MeasuredOnce) 
             found[keys] = _measure(checkpoint, number, backend, keys, notes)
         layer, head, step = found[keys]
         layers.append(layer)
-    overhead = notes.numbers("token", len(Overhead._fields), token_overhead)
     return Costs(tuple(layers), head * checkpoint.config.vocab_size, step, *overhead)
 
 

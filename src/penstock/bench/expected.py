@@ -9,6 +9,7 @@ For a model that is not here, `imagine` its checkpoint and give the speed of the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from mmap import mmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
 
 FORGETS: Final = 0.9  # what is left of a slow moment with the next plan
-LASTS: Final = 0.5  # of memory, the share that is still as it was when the run comes to need it
+LASTS: Final = 0.9  # of memory, the share that is still as it was for a run that begins right after
 SLOWEST: Final = 1e-7  # seconds that a byte may take to be believed
 MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
 YOUNG: Final = 1 << 29  # bytes of new memory that experts are read to
@@ -164,13 +165,17 @@ def expect_here(
 
 class NewMemory(NamedTuple):
     """What memory takes that a run needs for the first time: to become real; seconds longer that a byte takes to be
-    read there for the second time; and what of a mapped file takes to come there, as a rule, at best and at worst."""
+    read there for the second time; and what of a mapped file takes to come there, as a rule, at best and at worst.
+
+    kept: the memory that was filled.  Two seconds after it is free the host of a virtual machine begins to take it
+    back, so it stays until the plan is made: a run that begins then finds what was measured."""
 
     filling: Filling = Filling(0.0, 0.0, 0.0)
     young: float = 0.0
     absent: Absent = Absent()
     soonest: Absent = Absent()
     latest: Absent = Absent()
+    kept: mmap | None = None
 
 
 def _new_memory(plan: Plan, source: ExpertSource, gaps: Gaps = Gaps()) -> NewMemory:
@@ -195,7 +200,7 @@ def _new_memory(plan: Plan, source: ExpertSource, gaps: Gaps = Gaps()) -> NewMem
     )
     absent = Absent(gaps.nbytes, *mixed)
     filling = Filling(usual, now.quickest, slowest, now.nbytes)
-    return NewMemory(filling, young, absent, soonest, latest)
+    return NewMemory(filling, young, absent, soonest, latest, memory)
 
 
 def _with_the_file(prefill: Phase, absent: Absent) -> Phase:

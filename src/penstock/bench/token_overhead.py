@@ -35,7 +35,8 @@ def token_overhead() -> list[float]:
     plain, drafting = zip(*((_answer("off"), _answer("auto")) for _ in range(ANSWERS)), strict=True)
     # Answers as a whole, the first tokens included, which are slower; the one in the middle of them.
     usual, drafts = (median(fmean(seconds[1:]) for seconds, _ in answers) for answers in (plain, drafting))
-    return list(Overhead(max(0.0, usual), max(0.0, drafts - usual), median(start for _, start in plain)))
+    start = plain[0][1]  # the others find code and memory where the first one has left them
+    return list(Overhead(max(0.0, usual), max(0.0, drafts - usual), start))
 
 
 def _answer(draft: str) -> tuple[list[float], float]:

@@ -10,7 +10,7 @@ from penstock.bench.device_speed import expect_on_device
 from penstock.bench.expected import Expected, expect_here
 from penstock.bench.tier_speed import InTiers, expect_in_tiers
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import plan_engine
 from penstock.errors import BudgetError
 from penstock.machine.memory import read_memory
 from penstock.sizes import speed, write_amount
@@ -47,12 +47,13 @@ def judge_model(
     """With the memory that these options give it."""
     memory = read_memory()
 
-    def planned(model: Checkpoint, budget: int | None) -> Plan:
+    def planned(model: Checkpoint, budget: int | None) -> tuple[Checkpoint, Plan]:
         chosen = options if budget is None else replace(options, memory=budget)
-        return make_engine_plan(model, chosen, backend, options.context, memory)[0]
+        return plan_engine(model, chosen, backend, options.context, memory)[:2]
 
+    whole = checkpoint
     try:
-        plan = planned(checkpoint, None)
+        checkpoint, plan = planned(whole, None)
     except BudgetError as error:
         return Verdict("not", (f"It does not fit: {error}.", "More memory is all that helps."))
     if isinstance(backend, DeviceBackend):
@@ -63,7 +64,7 @@ def judge_model(
             return _in_tiers(plan, backend, expected_there)
         return _on_device(plan, backend)
     expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", again=again, say=say)
-    helps = sorted(_helps(checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])
+    helps = sorted(_helps(whole, checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])
     sentences = [_fitting(plan), _speed(plan, expected), _help(plan, helps)]
     return Verdict(
         "streams" if plan.mode == "direct" else "resident",
@@ -96,13 +97,15 @@ def _in_tiers(plan: Plan, backend: DeviceBackend, expected: InTiers) -> Verdict:
 
 
 def _helps(
+    whole: Checkpoint,
     checkpoint: Checkpoint,
     plan: Plan,
     expected: Expected,
     backend: Backend,
-    planned: Callable[[Checkpoint, int | None], Plan],
+    planned: Callable[[Checkpoint, int | None], tuple[Checkpoint, Plan]],
 ) -> list[tuple[str, float]]:
-    """What would be faster, and how many times; only where something has to come from a disk."""
+    """What would be faster, and how many times; only where something has to come from a disk.  whole: the model as it
+    lies there, before it was planned"""
     if plan.mode != "direct" or plan.budget is None:
         return []
 
@@ -116,7 +119,7 @@ def _helps(
     found = [
         (
             f"twice the memory, {write_amount(2 * plan.budget)}",
-            times(checkpoint, planned(checkpoint, 2 * plan.budget)),
+            times(*planned(whole, 2 * plan.budget)),
         ),
         (
             f"a disk that reads {2 * expected.disk.bytes_per_second / 1e9:.1f} GB/s",
@@ -127,7 +130,7 @@ def _helps(
     size, least = (sum(info.total_bytes for info in each.index.values()) for each in (checkpoint, smaller))
     if size > 1.3 * least:
         name = f"the same model in two bits, {write_amount(least)} instead of {write_amount(size)}"
-        found.append((name, times(smaller, planned(smaller, plan.budget))))
+        found.append((name, times(*planned(smaller, plan.budget))))
     return found
 
 

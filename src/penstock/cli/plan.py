@@ -18,7 +18,7 @@ from penstock.bench.expected import Expected, expect_here
 from penstock.bench.tier_speed import InTiers, expect_in_tiers
 from penstock.engine.opening import open_model
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import choose_backend, make_engine_plan
+from penstock.engine.planning import choose_backend, plan_engine
 from penstock.machine.memory import read_memory
 from penstock.sizes import size, speed
 from penstock.storage.plan import RESERVED, SLACK, Plan
@@ -40,7 +40,7 @@ def show_plan(
     recorded = None if trace is None else read_trace(trace)
     checkpoint = open_model(path, chosen, download=False)
     backend = choose_backend(checkpoint, chosen)
-    plan, tokens = make_engine_plan(checkpoint, chosen, backend, chosen.context)
+    checkpoint, plan, tokens = plan_engine(checkpoint, chosen, backend, chosen.context)
     if isinstance(backend, DeviceBackend):
         if plan.tiers is None:
             _on_device(checkpoint, backend, plan, tokens, json_output)

@@ -12,7 +12,13 @@ import penstock.cluster
 from penstock.backend.device import DeviceBackend
 from penstock.backend.state import StateMemory, StatePool
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import choose_backend, make_engine_plan, open_states, state_layout
+from penstock.engine.planning import (
+    choose_backend,
+    leaves_draft_out,
+    make_engine_plan,
+    open_states,
+    state_layout,
+)
 from penstock.engine.runner import Loading, Runner, open_runners
 from penstock.errors import BudgetError, OptionError
 from penstock.machine.pages import give_back_freed
@@ -43,15 +49,14 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
-        if isinstance(self.backend, DeviceBackend) and options.draft == "auto":
+        if leaves_draft_out(options, self.backend):
             self._leave_draft_out()
         if isinstance(self.backend, DeviceBackend) and options.draft == "dspark":
             raise OptionError(
                 f"draft is 'dspark', which runs on the CPU, and device is {self.backend.name!r}"
             )
         self.plan, self.context = self._make_plan()
-        experts_stream = self.plan.experts_held < self.plan.experts_total
-        if options.draft == "auto" and experts_stream and self.checkpoint.has_draft:
+        if self.checkpoint.has_draft and leaves_draft_out(options, self.backend, self.plan):
             self._leave_draft_out()
             self.plan, self.context = self._make_plan()
         # Where a card shares experts with the host, those of a wrong guess would be fetched for nothing.
@@ -70,7 +75,6 @@ class Loader:
         self._closed = False
 
     def _leave_draft_out(self) -> None:
-        """A draft block would take memory that experts could have, and on a card follow every step."""
         self.checkpoint = self.checkpoint.without_draft()
         self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
 

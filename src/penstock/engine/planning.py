@@ -72,6 +72,30 @@ def _no_gpu(checkpoint: Checkpoint, options: EngineOptions) -> str | None:
     return None
 
 
+def leaves_draft_out(options: EngineOptions, backend: Backend, plan: Plan | None = None) -> bool:
+    """Whether a draft block that nobody asked for is not used: it would follow every step on a device, and take
+    memory that experts could have."""
+    streams = plan is not None and plan.experts_held < plan.experts_total
+    return options.draft == "auto" and (streams or isinstance(backend, DeviceBackend))
+
+
+def plan_engine(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    backend: Backend,
+    context: int | None,
+    memory: Memory | None = None,
+) -> tuple[Checkpoint, Plan, int]:
+    """The model as an engine runs it, with its draft block or without, and `make_engine_plan` for that."""
+    if leaves_draft_out(options, backend):
+        checkpoint = checkpoint.without_draft()
+    plan, tokens = make_engine_plan(checkpoint, options, backend, context, memory)
+    if checkpoint.has_draft and leaves_draft_out(options, backend, plan):
+        checkpoint = checkpoint.without_draft()
+        plan, tokens = make_engine_plan(checkpoint, options, backend, context, memory)
+    return checkpoint, plan, tokens
+
+
 def make_engine_plan(
     checkpoint: Checkpoint,
     options: EngineOptions,

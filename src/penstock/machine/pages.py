@@ -30,8 +30,8 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
 
 
 class Filling(NamedTuple):
-    """Seconds that a byte of new memory takes to become real: on the whole, and at best and at worst; `nbytes` of it
-    did, from its beginning."""
+    """Seconds that a byte of new memory takes to become real: for a program that begins right after, and at best and
+    at worst; `nbytes` of it did, from its beginning."""
 
     usual: float
     quickest: float
@@ -40,20 +40,29 @@ class Filling(NamedTuple):
 
 
 def measure_filling(memory: mmap.mmap) -> Filling:
-    """As memory is now, for a program that will need so much of it: it is filled, for a second at most.
+    """As memory is for a program that will need so much of it: it is filled, for a second at most, given back and
+    filled again.
 
     What was in use a moment ago is there at once.  What was free for longer the host of a virtual machine has taken
-    back, and page by page it then comes ten times as slowly."""
+    back, and it comes forty times as slowly.  So what is filled now will be quick for who comes next, and the rest as
+    slow as it was at the end."""
     nbytes, begin = len(memory) // PIECE * PIECE, time.perf_counter()
     pieces: list[float] = []  # seconds of a byte
     while len(pieces) * PIECE < nbytes and time.perf_counter() < begin + PATIENCE:
-        start, before = len(pieces) * PIECE, time.perf_counter()
-        for page in range(start, start + PIECE, mmap.PAGESIZE):
-            memory[page] = 1
-        pieces.append((time.perf_counter() - before) / PIECE)
-    rest = nbytes - len(pieces) * PIECE  # as slow as it was at the end
-    usual = (sum(pieces) * PIECE + rest * pieces[-1]) / nbytes
-    return Filling(usual, min(pieces), max(pieces), len(pieces) * PIECE)
+        pieces.append(_fill(memory, len(pieces) * PIECE, PIECE))
+    filled = len(pieces) * PIECE
+    give_back(memory, 0, filled)
+    again = _fill(memory, 0, filled)
+    usual = (again * filled + pieces[-1] * (nbytes - filled)) / nbytes
+    return Filling(usual, min(again, *pieces), max(pieces), filled)
+
+
+def _fill(memory: mmap.mmap, start: int, nbytes: int) -> float:
+    """Seconds of a byte"""
+    before = time.perf_counter()
+    for page in range(start, start + nbytes, mmap.PAGESIZE):
+        memory[page] = 1
+    return (time.perf_counter() - before) / nbytes
 
 
 def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:
