@@ -292,9 +292,9 @@ def test_a_mapped_file_comes_to_new_memory(
     (tmp_path / "file").write_bytes(bytes(8 << 20))
     file, taken = MappedFile(tmp_path / "file"), list[str]()
 
-    def measure_filling(_: object) -> Filling:
+    def measure_filling(*_: object) -> Filling:
         taken.append("all")
-        return Filling(3e-9, 1e-9, 4e-9, 5 * 10**8)
+        return Filling(3e-9, 1e-9, 4e-9, 3 * 10**8, slow=5 * 10**8)
 
     def try_to_bring(nbytes: int, windows: Sequence[Window]) -> Absent:
         assert len(windows) == 2
@@ -304,7 +304,7 @@ def test_a_mapped_file_comes_to_new_memory(
     monkeypatch.setattr(expected, "try_to_bring", try_to_bring)
     gaps = Gaps(10**9, tuple((file, start << 20, 1 << 20) for start in range(4)))
     new = expected._new_memory(planned(flash, 200 * GIB), ExpertSource(flash), gaps)
-    quick = expected.LASTS / 2  # as much as was filled
+    quick = expected.LASTS / 2  # what is not slow any more
     assert new.absent == pytest.approx((10**9, 9.0 - 4.0 * quick, 3.0 - 2.0 * quick))
     assert (new.soonest.seconds, new.latest.seconds) == (5.0, 9.0)
 
@@ -407,13 +407,13 @@ def test_a_slow_moment_is_remembered_for_a_while(flash: Checkpoint, monkeypatch:
     plan, found = planned(flash, 32 * GIB), []
     for seconds in (1e-10, 1e-9, 1e-10, 1e-10):
         now = Filling(seconds, seconds, seconds)
-        monkeypatch.setattr(expected, "measure_filling", lambda _, now=now: now)
+        monkeypatch.setattr(expected, "measure_filling", lambda *_, now=now: now)
         monkeypatch.setattr(expected, "slower_at_first", lambda *_, seconds=seconds: 2 * seconds)
         new = expected._new_memory(plan, ExpertSource(flash))
         found.append((new.filling.usual, new.young))
     assert found == [pytest.approx((s, 2 * s)) for s in (1e-10, 1e-9, 1.9e-10, 1.8e-10)]
     remember("filling", "seconds", "long")
-    assert expected._new_memory(plan, ExpertSource(flash)).filling.usual == 1e-10
+    assert expected._new_memory(plan, ExpertSource(flash)).filling.usual == pytest.approx(1e-10)
 
 
 def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
@@ -422,11 +422,14 @@ def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
     monkeypatch.setattr(pages, "PIECE", 1 << 16)
     clock = itertools.count()
     monkeypatch.setattr("penstock.machine.pages.time.perf_counter", lambda: next(clock) * 0.2)
-    few, many = (pages.measure_filling(pages.reserve(size, large=False)) for size in (1 << 16, 1 << 30))
+    few, many = (
+        pages.measure_filling(pages.reserve(size, large=False), 1 << 28) for size in (1 << 16, 1 << 30)
+    )
     byte = 0.2 / (1 << 16)
-    assert few == pytest.approx((byte, byte, byte, 1 << 16))
-    # A second is over with the second piece; both together are filled again in the time of one.
-    assert many == pytest.approx((byte, byte / 2, byte, 2 << 16), rel=1e-3)
+    assert few == pytest.approx((byte, byte, byte, 1 << 16, 0))
+    # A second is over with the second piece; both together are filled again in the time of one.  A quarter of all is
+    # unused, and what is taken from files is quick.
+    assert many == pytest.approx((byte * 5 / 8, byte / 2, byte, 2 << 16, (1 << 28) - (2 << 16)), rel=1e-3)
     assert next(clock) < 30
 
 
@@ -446,9 +449,9 @@ def test_memory_that_was_filled_is_quick_for_who_comes_next(monkeypatch: pytest.
 
     monkeypatch.setattr("penstock.machine.pages.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(pages, "give_back", lambda *_: None)
-    found = pages.measure_filling(Memory())  # type: ignore[arg-type]
+    found = pages.measure_filling(Memory(), 1 << 30)  # type: ignore[arg-type]
     page = 1 / mmap.PAGESIZE
-    assert found == pytest.approx((page / 2, 0.0, page, 8 * mmap.PAGESIZE))
+    assert found == pytest.approx((page / 2, 0.0, page, 8 * mmap.PAGESIZE, 8 * mmap.PAGESIZE))
 
 
 def test_guesses_are_tried_before_they_are_given_up(flash: Checkpoint) -> None:

@@ -183,8 +183,9 @@ def _new_memory(plan: Plan, source: ExpertSource, gaps: Gaps = Gaps()) -> NewMem
     streams = plan.mode == "direct"
     soonest = try_to_bring(gaps.nbytes, gaps.windows[::2])
     needed = plan.work + (plan.experts_held if streams else gaps.nbytes)
-    memory = reserve(max(PIECE, min(needed, read_memory().room // 2)), large=True)
-    now = measure_filling(memory)
+    here = read_memory()
+    memory = reserve(max(PIECE, min(needed, here.room // 2)), large=True)
+    now = measure_filling(memory, here.unused)
     usual, slowest = _usual("seconds", now.usual, now.slowest)
     young = 0.0
     if streams:
@@ -194,12 +195,12 @@ def _new_memory(plan: Plan, source: ExpertSource, gaps: Gaps = Gaps()) -> NewMem
     # What came first found the quickest memory that there was.  That is taken now, and as much of it as there was is
     # free again for a run that comes soon.
     latest = try_to_bring(gaps.nbytes, gaps.windows[1::2])
-    quick = LASTS * min(1.0, now.nbytes / max(1, gaps.nbytes))
+    quick = LASTS * (1 - min(1.0, now.slow / max(1, gaps.nbytes)))
     mixed = (
         quick * first + (1 - quick) * later for first, later in zip(soonest[1:], latest[1:], strict=True)
     )
     absent = Absent(gaps.nbytes, *mixed)
-    filling = Filling(usual, now.quickest, slowest, now.nbytes)
+    filling = now._replace(usual=usual, slowest=slowest)
     return NewMemory(filling, young, absent, soonest, latest, memory)
 
 

@@ -33,14 +33,22 @@ class Overhead(NamedTuple):
 
 def token_overhead() -> list[float]:
     plain, drafting = zip(*((_answer("off"), _answer("auto")) for _ in range(ANSWERS)), strict=True)
-    # Answers as a whole, the first tokens included, which are slower; the one in the middle of them.
-    usual, drafts = (median(fmean(seconds[1:]) for seconds, _ in answers) for answers in (plain, drafting))
-    start = plain[0][1]  # the others find code and memory where the first one has left them
-    return list(Overhead(max(0.0, usual), max(0.0, drafts - usual), start))
+    token = median(answer.token - answer.computed for answer in plain)
+    drafts = median(answer.token for answer in drafting) - median(answer.token for answer in plain)
+    start = plain[0].start  # the others find code and memory where the first one has left them
+    return list(Overhead(max(0.0, token), max(0.0, drafts), start))
 
 
-def _answer(draft: str) -> tuple[list[float], float]:
-    """By token, all but what a step of one row computes and what drawing from it takes; and what starting takes."""
+class _Answer(NamedTuple):
+    """Seconds of a token, without drawing it, the first ones included, which are slower; of what a step computes as a
+    rule; and of starting."""
+
+    token: float
+    computed: float
+    start: float
+
+
+def _answer(draft: str) -> _Answer:
     sampling, found, computed = Sampling(ignore_eos=True, seed=0), list[float](), list[float]()
     inside: list[float] = []
     with Engine(pocket_path(), memory=None, draft=draft, learn="off") as engine:
@@ -61,8 +69,7 @@ def _answer(draft: str) -> tuple[list[float], float]:
             timed(sampler.sample, inside)(session.last_logits)
             found[-1] -= inside.pop()
             begin = time.perf_counter()
-    usual = median(computed[FIRST:])
-    return [seconds - usual for seconds in found], start
+    return _Answer(fmean(found[1:]), median(computed[FIRST:]), start)
 
 
 def _start(engine: Engine, prompt: list[int]) -> float:

@@ -29,7 +29,8 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes.  `available` can be had on this machine without swapping; `groups` are those with a limit.
+    """Bytes.  `available` can be had on this machine without swapping: some of it is `unused`, the rest holds files.
+    `groups` are those with a limit.
 
     >>> Memory(total=16 << 30, available=9 << 30, swap=0).safe_budget() == (9 << 30) - (16 << 30) // 20
     True
@@ -39,6 +40,7 @@ class Memory:
     available: int
     swap: int
     groups: tuple[GroupMemory, ...] = ()
+    unused: int = NO_LIMIT  # where the system does not tell: all that is available
 
     @property
     def tightest(self) -> GroupMemory | None:
@@ -86,6 +88,7 @@ def read_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory:
         available=fields.get("MemAvailable", total // 2),
         swap=fields.get("SwapTotal", 0),
         groups=_limited_groups(proc, cgroups),
+        unused=fields.get("MemFree", NO_LIMIT),
     )
 
 

@@ -31,21 +31,23 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
 
 class Filling(NamedTuple):
     """Seconds that a byte of new memory takes to become real: for a program that begins right after, and at best and
-    at worst; `nbytes` of it did, from its beginning."""
+    at worst.  So much of it did, from its beginning, and so much is still as slow as it was."""
 
     usual: float
     quickest: float
     slowest: float
     nbytes: int = 0
+    slow: int = 0
 
 
-def measure_filling(memory: mmap.mmap) -> Filling:
+def measure_filling(memory: mmap.mmap, unused: int) -> Filling:
     """As memory is for a program that will need so much of it: it is filled, for a second at most, given back and
     filled again.
 
     What was in use a moment ago is there at once.  What was free for longer the host of a virtual machine has taken
     back, and it comes forty times as slowly.  So what is filled now will be quick for who comes next, and the rest as
-    slow as it was at the end."""
+    slow as it was at the end; but no more of it than is unused: beyond that memory comes from files, given up.
+    """
     nbytes, begin = len(memory) // PIECE * PIECE, time.perf_counter()
     pieces: list[float] = []  # seconds of a byte
     while len(pieces) * PIECE < nbytes and time.perf_counter() < begin + PATIENCE:
@@ -53,8 +55,9 @@ def measure_filling(memory: mmap.mmap) -> Filling:
     filled = len(pieces) * PIECE
     give_back(memory, 0, filled)
     again = _fill(memory, 0, filled)
-    usual = (again * filled + pieces[-1] * (nbytes - filled)) / nbytes
-    return Filling(usual, min(again, *pieces), max(pieces), filled)
+    slow = max(0, min(nbytes, unused) - filled)
+    usual = (again * (nbytes - slow) + pieces[-1] * slow) / nbytes
+    return Filling(usual, min(again, *pieces), max(pieces), filled, slow)
 
 
 def _fill(memory: mmap.mmap, start: int, nbytes: int) -> float:
