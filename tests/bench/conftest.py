@@ -1,11 +1,14 @@
-"""One tiny synthetic model for all tests of measuring."""
+"""Models for all tests of measuring: a tiny one with random weights, and a published one without any."""
 
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.weights.synth import synth
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.imagined import imagine
+from penstock.weights.synth import stored_type, synth
+from penstock.weights.widths import WIDTHS
 
 
 @pytest.fixture(scope="package")
@@ -18,3 +21,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def small_engine(model: Path) -> penstock.Engine:
     return penstock.Engine(model, threads=1)
+
+
+@pytest.fixture(scope="package")
+def flash() -> Checkpoint:
+    return imagine(WIDTHS["flash"].whole(), lambda plan: stored_type(plan, "q2"))

@@ -12,9 +12,8 @@ from penstock.engine.options import EngineOptions
 from penstock.errors import BudgetError, ClusterError, OptionError
 from penstock.storage.read_speed import ReadSpeed
 from penstock.weights.checkpoint import Checkpoint
-from tests.bench.test_expectation import GIB, MS, costs, flash
+from tests.bench.test_expectation import GIB, MS, costs
 
-assert flash  # a fixture
 DISK = ReadSpeed(3e9, 1e-4)
 NEAR = Link(1e18, 0.0, 0.0, 0.0)
 

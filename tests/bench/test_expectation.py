@@ -1,8 +1,6 @@
 """What is expected of a run follows from what its parts take."""
 
-import itertools
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +11,10 @@ from penstock.backend import open_backend
 from penstock.bench import expectation, expected
 from penstock.bench.costs import Costs, Curve, LayerCosts
 from penstock.bench.expectation import expect
-from penstock.bench.expected import NewMemory, expect_here
+from penstock.bench.expected import expect_here
 from penstock.bench.expected_run import Phase
 from penstock.bench.missing_weights import Handling
+from penstock.bench.new_memory import Filling, NewMemory
 from penstock.bench.routing import DrawnRouting
 from penstock.bench.token_overhead import token_overhead
 from penstock.engine.engine import Engine
@@ -25,31 +24,23 @@ from penstock.engine.sampler import Sampler
 from penstock.engine.steps import Generation
 from penstock.machine import pages
 from penstock.machine.measured_once import MeasuredOnce
-from penstock.machine.notes import notes_path, recall, remember
-from penstock.machine.pages import Filling
+from penstock.machine.notes import notes_path, recall
 from penstock.model.deepseek_v4.model import DeepSeekV4
 from penstock.storage import read_speed
-from penstock.storage.page_cache import Absent, Gaps, Window
+from penstock.storage.page_cache import Absent
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import ReadSpeed
 from penstock.storage.source import ExpertSource
 from penstock.storage.usage import Usage
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.files import MappedFile
 from penstock.weights.imagined import imagine
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.synth import plan_synth, stored_type, synth
-from penstock.weights.widths import WIDTHS
 
 GIB = 1 << 30
 MS = 1e-3
 FREE = Handling(*(0.0 for _ in Handling._fields))
 FLAT = Curve((1, 64), (MS, 64 * MS))  # a millisecond for every row
-
-
-@pytest.fixture(scope="module")
-def flash() -> Checkpoint:
-    return imagine(WIDTHS["flash"].whole(), lambda plan: stored_type(plan, "q2"))
 
 
 @pytest.fixture(autouse=True)
@@ -285,30 +276,6 @@ def test_reading_for_the_first_time_is_compared_with_reading_the_same_again(
     assert (by_byte, cold) == (0.25, 0.75)
 
 
-def test_a_mapped_file_comes_to_new_memory(
-    flash: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is tried before the quick memory is taken, and after."""
-    (tmp_path / "file").write_bytes(bytes(8 << 20))
-    file, taken = MappedFile(tmp_path / "file"), list[str]()
-
-    def measure_filling(*_: object) -> Filling:
-        taken.append("all")
-        return Filling(3e-9, 1e-9, 4e-9, 3 * 10**8, slow=5 * 10**8)
-
-    def try_to_bring(nbytes: int, windows: Sequence[Window]) -> Absent:
-        assert len(windows) == 2
-        return Absent(nbytes, 9.0, 3.0) if taken else Absent(nbytes, 5.0, 1.0)
-
-    monkeypatch.setattr(expected, "measure_filling", measure_filling)
-    monkeypatch.setattr(expected, "try_to_bring", try_to_bring)
-    gaps = Gaps(10**9, tuple((file, start << 20, 1 << 20) for start in range(4)))
-    new = expected._new_memory(planned(flash, 200 * GIB), ExpertSource(flash), gaps)
-    quick = expected.LASTS / 2  # what is not slow any more
-    assert new.absent == pytest.approx((10**9, 9.0 - 4.0 * quick, 3.0 - 2.0 * quick))
-    assert (new.soonest.seconds, new.latest.seconds) == (5.0, 9.0)
-
-
 def test_rows_of_a_prompt_share_experts() -> None:
     routing = DrawnRouting(np.ones((1, 256)), 6)
     assert len(routing.draw(0, 1)) == 6
@@ -401,57 +368,6 @@ def test_speed_of_a_plan_that_holds_more(flash: Checkpoint) -> None:
         expect(flash, each, costs(flash), ReadSpeed(1e9, 1e-4)).steady.per_second for each in (less, plan)
     ]
     assert speeds[0] < speeds[1]
-
-
-def test_a_slow_moment_is_remembered_for_a_while(flash: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, found = planned(flash, 32 * GIB), []
-    for seconds in (1e-10, 1e-9, 1e-10, 1e-10):
-        now = Filling(seconds, seconds, seconds)
-        monkeypatch.setattr(expected, "measure_filling", lambda *_, now=now: now)
-        monkeypatch.setattr(expected, "slower_at_first", lambda *_, seconds=seconds: 2 * seconds)
-        new = expected._new_memory(plan, ExpertSource(flash))
-        found.append((new.filling.usual, new.young))
-    assert found == [pytest.approx((s, 2 * s)) for s in (1e-10, 1e-9, 1.9e-10, 1.8e-10)]
-    remember("filling", "seconds", "long")
-    assert expected._new_memory(plan, ExpertSource(flash)).filling.usual == pytest.approx(1e-10)
-
-
-def test_memory_is_filled_for_a_second_and_no_more_than_will_be_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pages, "PIECE", 1 << 16)
-    clock = itertools.count()
-    monkeypatch.setattr("penstock.machine.pages.time.perf_counter", lambda: next(clock) * 0.2)
-    few, many = (
-        pages.measure_filling(pages.reserve(size, large=False), 1 << 28) for size in (1 << 16, 1 << 30)
-    )
-    byte = 0.2 / (1 << 16)
-    assert few == pytest.approx((byte, byte, byte, 1 << 16, 0))
-    # A second is over with the second piece; both together are filled again in the time of one.  A quarter of all is
-    # unused, and what is taken from files is quick.
-    assert many == pytest.approx((byte * 5 / 8, byte / 2, byte, 2 << 16, (1 << 28) - (2 << 16)), rel=1e-3)
-    assert next(clock) < 30
-
-
-def test_memory_that_was_filled_is_quick_for_who_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it takes a second for a page the first time, and nothing later."""
-    monkeypatch.setattr(pages, "PIECE", 4 * mmap.PAGESIZE)
-    monkeypatch.setattr(pages, "PATIENCE", 6.0)
-    clock, touched = [0.0], set[int]()
-
-    class Memory:
-        def __len__(self) -> int:
-            return 16 * mmap.PAGESIZE
-
-        def __setitem__(self, page: int, _: int) -> None:
-            clock[0] += page not in touched
-            touched.add(page)
-
-    monkeypatch.setattr("penstock.machine.pages.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(pages, "give_back", lambda *_: None)
-    found = pages.measure_filling(Memory(), 1 << 30)  # type: ignore[arg-type]
-    page = 1 / mmap.PAGESIZE
-    assert found == pytest.approx((page / 2, 0.0, page, 8 * mmap.PAGESIZE, 8 * mmap.PAGESIZE))
 
 
 def test_guesses_are_tried_before_they_are_given_up(flash: Checkpoint) -> None:

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.backend.device import DeviceSpeeds
+from penstock.bench.new_memory import NewMemory
 from penstock.cli import plan
 from penstock.cli.main import app
 from penstock.engine.engine import Engine
@@ -48,7 +49,8 @@ def test_what_a_person_reads(model: Path) -> None:
 
 def test_a_wait_that_nobody_notices_is_not_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds, said in ((1e-5, False), (3.0, True)):
-        monkeypatch.setattr("penstock.bench.expected.try_to_bring", lambda *_, s=seconds: Absent(4096, s))
+        new = NewMemory(absent=Absent(4096, seconds))
+        monkeypatch.setattr("penstock.bench.expected.new_memory", lambda *_, new=new: new)
         assert ("not in memory yet" in run("-m", model, "--memory", "none")) == said
 
 

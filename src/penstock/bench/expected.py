@@ -9,10 +9,7 @@ For a model that is not here, `imagine` its checkpoint and give the speed of the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from mmap import mmap
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Any, Final
 
 from penstock.backend.base import Backend
 from penstock.bench.bandwidth import read_bandwidth
@@ -20,25 +17,20 @@ from penstock.bench.costs import Costs, fingerprint, kernel_costs
 from penstock.bench.expectation import Expectation, expect
 from penstock.bench.expected_run import Phase
 from penstock.bench.missing_weights import Handling, handling
+from penstock.bench.new_memory import Filling, NewMemory, new_memory
 from penstock.machine.cpu import read_cpu
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.machine.memory import read_memory
-from penstock.machine.notes import recall, remember
-from penstock.machine.pages import PIECE, Filling, measure_filling, reserve
-from penstock.storage.page_cache import Absent, Gaps, find_gaps, try_to_bring
+from penstock.storage.page_cache import Absent, Gaps, find_gaps
 from penstock.storage.plan import Plan
 from penstock.storage.policy_choice import DEFAULT, choose_policy
-from penstock.storage.read_speed import ReadSpeed, read_speed, slower_at_first
+from penstock.storage.read_speed import ReadSpeed, read_speed
 from penstock.storage.source import ExpertSource
 from penstock.storage.trace import Trace
 from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
 
-FORGETS: Final = 0.9  # what is left of a slow moment with the next plan
-LASTS: Final = 0.9  # of memory, the share that is still as it was for a run that begins right after
-SLOWEST: Final = 1e-7  # seconds that a byte may take to be believed
 MEMORY: Final = 1 << 29  # bytes that the speed of memory is measured with
-YOUNG: Final = 1 << 29  # bytes of new memory that experts are read to
 UNIFORM, LEARNED, TRACED = "if all are equally likely", "as used so far", "by the trace"
 
 
@@ -130,7 +122,7 @@ def expect_here(
     new = NewMemory()
     if on_disk:
         gaps = find_gaps(checkpoint.files) if plan.mode == "mmap" else Gaps()
-        new = _new_memory(plan, ExpertSource(checkpoint), gaps)
+        new = new_memory(plan, ExpertSource(checkpoint), gaps)
     found = expect(
         checkpoint,
         plan,
@@ -163,61 +155,10 @@ def expect_here(
     )
 
 
-class NewMemory(NamedTuple):
-    """What memory takes that a run needs for the first time: to become real; seconds longer that a byte takes to be
-    read there for the second time; and what of a mapped file takes to come there, as a rule, at best and at worst.
-
-    kept: the memory that was filled.  Two seconds after it is free the host of a virtual machine begins to take it
-    back, so it stays until the plan is made: a run that begins then finds what was measured."""
-
-    filling: Filling = Filling(0.0, 0.0, 0.0)
-    young: float = 0.0
-    absent: Absent = Absent()
-    soonest: Absent = Absent()
-    latest: Absent = Absent()
-    kept: mmap | None = None
-
-
-def _new_memory(plan: Plan, source: ExpertSource, gaps: Gaps = Gaps()) -> NewMemory:
-    """For a run with this plan, to which these gaps of a mapped file come."""
-    streams = plan.mode == "direct"
-    soonest = try_to_bring(gaps.nbytes, gaps.windows[::2])
-    needed = plan.work + (plan.experts_held if streams else gaps.nbytes)
-    here = read_memory()
-    memory = reserve(max(PIECE, min(needed, here.room // 2)), large=True)
-    now = measure_filling(memory, here.unused)
-    usual, slowest = _usual("seconds", now.usual, now.slowest)
-    young = 0.0
-    if streams:
-        last = np.frombuffer(memory, np.uint8)[max(0, now.nbytes - YOUNG) : now.nbytes]
-        found = slower_at_first(source, last)
-        young, _ = _usual("young", found, found)
-    # What came first found the quickest memory that there was.  That is taken now, and as much of it as there was is
-    # free again for a run that comes soon.
-    latest = try_to_bring(gaps.nbytes, gaps.windows[1::2])
-    quick = LASTS * (1 - min(1.0, now.slow / max(1, gaps.nbytes)))
-    mixed = (
-        quick * first + (1 - quick) * later for first, later in zip(soonest[1:], latest[1:], strict=True)
-    )
-    absent = Absent(gaps.nbytes, *mixed)
-    filling = now._replace(usual=usual, slowest=slowest)
-    return NewMemory(filling, young, absent, soonest, latest, memory)
-
-
 def _with_the_file(prefill: Phase, absent: Absent) -> Phase:
     """A file comes while the prompt is read, which goes on with what is there; it takes the processors' time too."""
     seconds = max(absent.seconds, prefill.seconds + absent.working)
     return replace(prefill, seconds=seconds, waiting=prefill.waiting + seconds - prefill.seconds)
-
-
-def _usual(name: str, now: float, slow: float) -> tuple[float, float]:
-    """What a run finds, and the slowest that was seen.  It lies between that and what is found now: the host of a
-    virtual machine takes back what is free, and it is not known when the run begins."""
-    known = recall("filling").get(name)
-    before = known if isinstance(known, float) and 0 < known < SLOWEST else 0.0
-    slowest = max(slow, before)
-    remember("filling", name, max(slow, FORGETS * before))
-    return LASTS * now + (1 - LASTS) * slowest, slowest
 
 
 def _between(prefill: Phase, plan: Plan, new: NewMemory) -> tuple[float, float]:

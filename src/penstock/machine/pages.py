@@ -2,14 +2,11 @@
 
 import ctypes
 import mmap
-import time
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.machine import macos
 
-PIECE: Final = 64 << 20  # bytes that are made memory to see how long that takes
-PATIENCE: Final = 1.0  # seconds for all of them
 # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of glibc's malloc.h.
 MALLOC_OPTIONS: Final = {-3: 256 << 10, -1: 1 << 20, -8: 4}
 
@@ -27,45 +24,6 @@ def reserve(nbytes: int, *, large: bool) -> mmap.mmap:
         with suppress(OSError):  # a kernel without large pages
             memory.madvise(advice)
     return memory
-
-
-class Filling(NamedTuple):
-    """Seconds that a byte of new memory takes to become real: for a program that begins right after, and at best and
-    at worst.  So much of it did, from its beginning, and so much is still as slow as it was."""
-
-    usual: float
-    quickest: float
-    slowest: float
-    nbytes: int = 0
-    slow: int = 0
-
-
-def measure_filling(memory: mmap.mmap, unused: int) -> Filling:
-    """As memory is for a program that will need so much of it: it is filled, for a second at most, given back and
-    filled again.
-
-    What was in use a moment ago is there at once.  What was free for longer the host of a virtual machine has taken
-    back, and it comes forty times as slowly.  So what is filled now will be quick for who comes next, and the rest as
-    slow as it was at the end; but no more of it than is unused: beyond that memory comes from files, given up.
-    """
-    nbytes, begin = len(memory) // PIECE * PIECE, time.perf_counter()
-    pieces: list[float] = []  # seconds of a byte
-    while len(pieces) * PIECE < nbytes and time.perf_counter() < begin + PATIENCE:
-        pieces.append(_fill(memory, len(pieces) * PIECE, PIECE))
-    filled = len(pieces) * PIECE
-    give_back(memory, 0, filled)
-    again = _fill(memory, 0, filled)
-    slow = max(0, min(nbytes, unused) - filled)
-    usual = (again * (nbytes - slow) + pieces[-1] * slow) / nbytes
-    return Filling(usual, min(again, *pieces), max(pieces), filled, slow)
-
-
-def _fill(memory: mmap.mmap, start: int, nbytes: int) -> float:
-    """Seconds of a byte"""
-    before = time.perf_counter()
-    for page in range(start, start + nbytes, mmap.PAGESIZE):
-        memory[page] = 1
-    return (time.perf_counter() - before) / nbytes
 
 
 def give_back(memory: mmap.mmap, start: int, nbytes: int) -> None:
