@@ -44,7 +44,7 @@ DECODED: Final = 48
 VOCABULARY: Final = 8192
 GREEDY: Final = Sampling(temperature=0, ignore_eos=True)
 CASES: Final = ("ceiling", "pieces", "stages", "turns", "experts")
-PIECES: Final = (128, 512)
+PIECES: Final = (128, 256, 341, 512)
 ALONE: Final[dict[str, Any]] = {"threads": 1, "memory": None, "learn": "off"}
 
 
@@ -148,18 +148,20 @@ def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -
 
 
 def pieces(model: Path, where: dict[str, Any]) -> None:
-    """What a step takes whatever its rows are, in rows."""
-    found = []
+    """How long steps of one process take by their rows, and what follows for two stages that do the same work: a
+    prompt in p pieces keeps them busy for p steps and one of them idle for one, or half of one by turns."""
+    print("one process, a prompt of", PROMPT, "in pieces of:")
+    whole: dict[int, float] = {}  # by number of pieces: seconds of all of them
     for rows in PIECES:
         with Engine(model, context=PROMPT + 512, prefill_chunk=rows, **where, **ALONE) as engine:
             prefill(engine, 64)
-            found.append(1 / prefill(engine, PROMPT // 2))
-        print(f"one process, pieces of {rows}: {1 / found[-1]:.2f} tokens per second", flush=True)
-    (few, many), (long, short) = PIECES, found
-    fixed = (long - short) / (1 / few - 1 / many)  # seconds of a step besides its rows
-    print(
-        f"  a step takes {fixed:.2f} s besides its rows, as much as {fixed / (short - fixed / many):.0f} rows"
-    )
+            whole[PROMPT // rows] = PROMPT / prefill(engine)
+        print(f"  {rows}: {PROMPT / whole[PROMPT // rows]:.1f} tokens per second", flush=True)
+    for name, behind in (("plain stages", 1.0), ("by turns", 0.5)):
+        best, count = max(
+            (2 * min(whole.values()) / (each * (1 + behind / p)), p) for p, each in whole.items()
+        )
+        print(f"  two stages, {name}: at most {best:.2f} times as fast, in {count} pieces")
 
 
 def show(what: str, found: dict[str, float], one: dict[str, float]) -> None:

@@ -240,6 +240,7 @@ def _expectation(plan: Plan, expected: Expected) -> list[str]:
         slow, quick = (1e9 * seconds for seconds in (expected.filling.slowest, expected.filling.quickest))
         lines.append(
             f"between {speed(fewest)} and {speed(most)} tokens/s for {expected.prefill.tokens}: new memory "
-            f"takes {quick:.2f} to {slow:.2f} s/GB here, as the host of this machine has it at hand or not"
+            f"takes {quick:.2f} to {slow:.2f} s/GB here, as the host of this machine has it at hand or not; "
+            "expected above is a run that starts right after this"
         )
     return lines

@@ -10,6 +10,7 @@ NEWER: Final = 0.5  # weight of the latest step against those before it of its s
 KEPT: Final = (
     64  # steps after which those of a size that has not come again are forgotten: all may have changed
 )
+NEARLY: Final = 1.03  # of the shortest time, what counts as much as that
 EACH: Final = 2  # times that a row's share of the experts fits in a step, so that nearly all of them are used
 
 
@@ -67,7 +68,8 @@ class PromptPieces:
         """Of the next piece of a prompt with so many tokens, in stages whose layers take so many turns.
 
         With p pieces it takes (p + (stages − 1) / turns) · (weights + tokens / p), which is least for
-        p = √(tokens · (stages − 1) / (weights · turns)).  As long as that is not known, pieces have two sizes.
+        p = √(tokens · (stages − 1) / (weights · turns)).  Around that it hardly changes, and what weights take is not
+        known well, so pieces are as large as may be.  As long as it is not known at all, they have two sizes.
         """
         weights = self.weights()
         if weights is None:
@@ -75,8 +77,16 @@ class PromptPieces:
         least = max(
             self._least, min(seen.rows for seen in self._seen.values()) / 2
         )  # nothing is known of smaller ones
-        wanted = math.sqrt(tokens * weights * turns / (stages - 1))
-        pieces = max(1, round(tokens / max(wanted, least)), -(-tokens // most))
+        behind = (stages - 1) / turns
+        wanted, fewest = math.sqrt(tokens * weights / behind), -(-tokens // most)
+        pieces = max(1, round(tokens / max(wanted, least)), fewest)
+
+        def takes(count: int) -> float:
+            return (count + behind) * (weights + tokens / count)
+
+        best = takes(pieces)
+        while pieces > fewest and takes(pieces - 1) < NEARLY * best:
+            pieces -= 1
         return max(1, -(-tokens // pieces))
 
     def first(self, size: int) -> int:

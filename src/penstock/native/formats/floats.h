@@ -58,6 +58,17 @@ PS_INLINE F8 weights(const typename Format::Span& span, i64 column, i64 left) {
     return Format::weights(span, copy);
 }
 
+// As many at `column` of the span as lie side by side in a vector, all of them in the row.
+template <class Format>
+PS_INLINE Sides side_weights(const typename Format::Span& span, i64 column) {
+    const u8* p = span.p + column * Format::BYTES;
+#if defined(PENSTOCK_PAIRS)
+    return join(Format::weights(span, p), Format::weights(span, p + 8 * Format::BYTES));
+#else
+    return Format::weights(span, p);
+#endif
+}
+
 PS_INLINE F8 load(const float* p, i64 left) {
     if (left >= 8) [[likely]] return load(p);
     float copy[8] = {};

@@ -10,6 +10,7 @@ constexpr const char* ISA_NAME = "avx2";
 constexpr const StepKernels& ISA_STEPS = avx2_steps;
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;  // sums of a tile and what they are made of fit sixteen registers
 constexpr int FLOAT_TILE_INPUTS = 3, FLOAT_TILE_WEIGHTS = 4;
+constexpr i64 FLOAT_DEPTH = 256;  // columns of a panel of floats: 16 KiB
 
 constexpr bool HAS_PLANES = false;
 constexpr int FEW_GROUPED = FEW;

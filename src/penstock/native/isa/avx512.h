@@ -15,6 +15,7 @@ constexpr const char* ISA_NAME = "avx512_vnni";
 constexpr const StepKernels& ISA_STEPS = avx512_steps;
 constexpr int TILE_INPUTS = 4, TILE_WEIGHTS = 2;
 constexpr int FLOAT_TILE_INPUTS = 4, FLOAT_TILE_WEIGHTS = 4;
+constexpr i64 FLOAT_DEPTH = 512;  // columns of a panel of floats: 32 KiB, as large as the first-level cache allows
 constexpr int FEW_GROUPED = 8;  // inputs that formats with a scale per group, and floats, use at once
 constexpr int CHAINS = 4;  // sums that take turns, where one would have to wait for itself
 

@@ -20,6 +20,7 @@ constexpr bool HAS_PLANES = false;
 constexpr const StepKernels& ISA_STEPS = baseline_steps;
 constexpr int TILE_INPUTS = 2, TILE_WEIGHTS = 2;  // a sum takes four registers
 constexpr int FLOAT_TILE_INPUTS = 2, FLOAT_TILE_WEIGHTS = 4;
+constexpr i64 FLOAT_DEPTH = 256;  // columns of a panel of floats: 16 KiB
 constexpr int FEW_GROUPED = FEW;
 constexpr int CHAINS = 1;
 

@@ -8,7 +8,6 @@
 namespace {
 
 constexpr i64 FLOAT_PANEL = 16;   // weight rows widened together
-constexpr i64 FLOAT_DEPTH = 256;  // columns widened together: 16 KiB
 constexpr i64 FLOAT_INPUTS = 128;  // inputs that a panel serves before it is widened again
 constexpr i64 FLOAT_SUMS = 4;     // of eight lanes each
 
@@ -16,32 +15,44 @@ static_assert(FLOAT_DEPTH % SPAN == 0);
 
 PS_INLINE float add_sums(const F8* sums) { return add_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3]))); }
 
-// Eights of columns are counted in FLOAT_SUMS sums in turn, so that none waits for the one before it.  One row at a
-// time: the weights are one stream.
+// Eights of columns are counted in FLOAT_SUMS sums in turn, so that none waits for the one before it; where vectors have
+// room for SIDES of them, they lie side by side.  One row at a time: the weights are one stream.
 template <class Format, int X>
 void few_floats(const ps_weight& w, i64 first, i64 last, const Inputs& in, float* out, i64 out_stride) {
+    constexpr i64 TURN = FLOAT_SUMS * LANES;
     const float* x[X];
     for (int i = 0; i < X; i++) x[i] = in.x + in.row(i) * in.x_stride;
+    const i64 even = w.columns / TURN * TURN;  // columns in whole turns
     for (i64 j = first; j < last; j++) {
-        F8 acc[X][FLOAT_SUMS];
+        Sides wide[X][FLOAT_SUMS / SIDES];
         for (int i = 0; i < X; i++)
-            for (F8& sum : acc[i]) sum = splat(0);
-        for (i64 column = 0; column < w.columns; column += SPAN) {
+            for (Sides& sums : wide[i]) sums = splat_sides(0);
+        for (i64 column = 0; column < even; column += SPAN) {
             const typename Format::Span span = Format::open(w, j, column);
             ask_ahead(span.p, SPAN * Format::BYTES);
-            auto step = [&](i64 d, i64 left, int sum) __attribute__((always_inline)) {
-                const F8 b = weights<Format>(span, d, left);
-                for (int i = 0; i < X; i++) acc[i][sum] = fma(load(x[i] + column + d, left), b, acc[i][sum]);
-            };
-            const i64 columns = least(SPAN, w.columns - column);
-            i64 d = 0;
-            for (; d + FLOAT_SUMS * LANES <= columns; d += FLOAT_SUMS * LANES)
-                unrolled<FLOAT_SUMS>([&] PS_EACH { step(d + G * LANES, LANES, G); });
-            unrolled<FLOAT_SUMS>([&] PS_EACH {
-                if (d + G * LANES < columns) step(d + G * LANES, columns - d - G * LANES, G);
-            });
+            const i64 columns = least(SPAN, even - column);
+            for (i64 d = 0; d < columns; d += TURN)
+                unrolled<FLOAT_SUMS / SIDES>([&] PS_EACH {
+                    const i64 at = d + G * SIDES * LANES;
+                    const Sides b = side_weights<Format>(span, at);
+                    for (int i = 0; i < X; i++) wide[i][G] = fma(load_sides(x[i] + column + at), b, wide[i][G]);
+                });
         }
-        for (int i = 0; i < X; i++) out[i * out_stride + j - first] = add_sums(acc[i]);
+        for (int i = 0; i < X; i++) {
+            float lanes[FLOAT_SUMS][LANES];
+            for (int g = 0; g < FLOAT_SUMS / SIDES; g++) store_sides(lanes[g * SIDES], wide[i][g]);
+            F8 sums[FLOAT_SUMS];
+            for (int g = 0; g < FLOAT_SUMS; g++) sums[g] = load(lanes[g]);
+            if (even < w.columns) {
+                const i64 column = even / SPAN * SPAN;
+                const typename Format::Span span = Format::open(w, j, column);
+                for (i64 at = even, g = 0; at < w.columns; at += LANES, g++) {
+                    const i64 left = w.columns - at;
+                    sums[g] = fma(load(x[i] + at, left), weights<Format>(span, at - column, left), sums[g]);
+                }
+            }
+            out[i * out_stride + j - first] = add_sums(sums);
+        }
     }
 }
 
@@ -58,26 +69,32 @@ struct FloatInput {
     float (*lanes)[FLOAT_SUMS][LANES];  // [FLOAT_PANEL]
 };
 
-// One of the sums at a time: those of a tile fill the registers.
+// SIDES of the sums at a time: those of a tile fill the registers.
 template <int X, int W>
 PS_INLINE void float_tile(const FloatPanel& panel, i64 j, i64 columns, const FloatInput* in) {
-    for (i64 sum = 0; sum < FLOAT_SUMS; sum++) {
-        F8 acc[X][W];
+    for (i64 sum = 0; sum < FLOAT_SUMS; sum += SIDES) {
+        Sides acc[X][W];
         for (int i = 0; i < X; i++)
-            for (int k = 0; k < W; k++) acc[i][k] = load(in[i].lanes[j + k][sum]);
-        auto step = [&](i64 d, i64 left) __attribute__((always_inline)) {
-            F8 a[X];
-            for (int i = 0; i < X; i++) a[i] = load(in[i].x + d, left);
+            for (int k = 0; k < W; k++) acc[i][k] = load_sides(in[i].lanes[j + k][sum]);
+        i64 d = sum * LANES;
+        for (; d + SIDES * LANES <= columns; d += FLOAT_SUMS * LANES) {
+            Sides a[X];
+            for (int i = 0; i < X; i++) a[i] = load_sides(in[i].x + d);
             for (int k = 0; k < W; k++) {
-                const F8 b = load(&panel.weights[j + k][d]);
+                const Sides b = load_sides(&panel.weights[j + k][d]);
                 for (int i = 0; i < X; i++) acc[i][k] = fma(a[i], b, acc[i][k]);
             }
-        };
-        i64 d = sum * LANES;
-        for (; d + LANES <= columns; d += FLOAT_SUMS * LANES) step(d, LANES);
-        if (d < columns) step(d, columns - d);
+        }
         for (int i = 0; i < X; i++)
-            for (int k = 0; k < W; k++) store(in[i].lanes[j + k][sum], acc[i][k]);
+            for (int k = 0; k < W; k++) store_sides(in[i].lanes[j + k][sum], acc[i][k]);
+        for (i64 side = 0; d < columns; d += LANES, side++)  // what is left of the columns
+            for (int i = 0; i < X; i++) {
+                const F8 a = load(in[i].x + d, columns - d);
+                for (int k = 0; k < W; k++) {
+                    float* lanes = in[i].lanes[j + k][sum + side];
+                    store(lanes, fma(a, load(&panel.weights[j + k][d]), load(lanes)));
+                }
+            }
     }
 }
 
