@@ -1,6 +1,6 @@
 // The indexer's choice: the rows with the highest scores.
 #include <algorithm>
-#include <functional>
+#include <bit>
 
 #include "kernels.h"
 #include "order.h"
@@ -13,7 +13,39 @@ constexpr i64 SCORE_BLOCK = 48;  // rows that are scored at a time
 constexpr i64 DIVIDED = 20000;   // nanoseconds from which on a token's rows are divided among threads
 constexpr i64 SPARE = 4096;  // candidates kept beyond `count` before the worst are thrown out
 
-// The best `count` of a stream of ranks, in memory for `count` + SPARE of them.
+constexpr int BUCKETS_LOG = 8;
+
+// A number that exactly `count` of so many different ranks reach, fewer than there are.  Ranks are counted in buckets of
+// equal width, then those in the bucket that the last of the best is in, until its border tells: nothing is compared that
+// a processor would have to guess, as sorting does.
+static u64 floor_of_best(const u64* ranks, i64 size, i64 count) {
+    u64 low = ~u64{0}, high = 0;
+    for (i64 i = 0; i < size; i++) low = std::min(low, ranks[i]), high = std::max(high, ranks[i]);
+    for (;;) {
+        const int shift = std::max(0, static_cast<int>(std::bit_width(high - low)) - BUCKETS_LOG);
+        i64 held[1 << BUCKETS_LOG] = {};
+        for (i64 i = 0; i < size; i++)
+            if (const u64 above = ranks[i] - low; above <= high - low) held[above >> shift]++;
+        u64 bucket = (high - low) >> shift;
+        for (; held[bucket] < count; bucket--) count -= held[bucket];
+        if (held[bucket] == count) return low + (bucket << shift);
+        const u64 next = low + (bucket << shift);
+        high = std::min(high, next + ((u64{1} << shift) - 1)), low = next;
+    }
+}
+
+// Those that reach `floor`, in their order.
+static i64 keep_from(u64 floor, u64* ranks, i64 size) {
+    i64 kept = 0;
+    for (i64 i = 0; i < size; i++) {
+        const u64 rank = ranks[i];
+        ranks[kept] = rank;
+        kept += rank >= floor;
+    }
+    return kept;
+}
+
+// The best `count` of a stream of ranks, in its order, in memory for `count` + SPARE of them.
 class Best {
   public:
     Best(u64* ranks, i64 count) : ranks_(ranks), count_(count) {}
@@ -24,7 +56,7 @@ class Best {
         if (size_ == count_ + SPARE) prune();
     }
 
-    // How many were kept, in no particular order: all that were offered, or the best `count` of them.
+    // How many were kept: all that were offered, or the best `count` of them.
     i64 finish() {
         if (size_ > count_) prune();
         return size_;
@@ -32,9 +64,8 @@ class Best {
 
   private:
     void prune() {
-        std::nth_element(ranks_, ranks_ + count_ - 1, ranks_ + size_, std::greater<>());
-        floor_ = ranks_[count_ - 1];
-        size_ = count_;
+        floor_ = floor_of_best(ranks_, size_, count_);
+        size_ = keep_from(floor_, ranks_, size_);
     }
 
     u64* ranks_;
@@ -78,13 +109,13 @@ static void rank_rows(const ps_index& a, i64 token, i64 part, i64 parts, u64* ou
     for (i64 i = 0; i < a.count; i++) out[i] = i < found ? kept[i] : 0;
 }
 
-// Second half: picks are the best min(count, visible) of the visible rows, ties to the lower row, in rising order,
-// then −1.  Ranks order all rows, so how they were parted cannot show.  Reorders ranks.
+// Second half: picks are the best `count` of the visible rows, of which there are more, ties to the lower row, in rising
+// order.  Ranks order all rows, so how they were parted cannot show.  Overwrites ranks.
 static void pick_rows(const ps_index& a, i64 token, i64 parts, u64* ranks) {
     i64* picks = a.picks + token * a.width;
-    std::nth_element(ranks, ranks + a.count - 1, ranks + parts * a.count, std::greater<>());
-    for (i64 i = 0; i < a.count; i++) picks[i] = ranked_id(ranks[i]);
-    std::sort(picks, picks + a.count);
+    i64 size = keep_from(1, ranks, parts * a.count);  // parts may have had fewer
+    if (size > a.count) size = keep_from(floor_of_best(ranks, size, a.count), ranks, size);
+    for (i64 i = 0; i < size; i++) picks[i] = ranked_id(ranks[i]);
 }
 
 // Tokens that would leave a thread without one are divided, if they take long enough.

@@ -162,8 +162,9 @@ void attend_token(const ps_attention& a, const ps_attention_call& c, i64 token, 
             i64 h = 0;
             for (; h + 4 <= heads; h += 4)
                 add_values<4>(weights + h * ATTENTION_BLOCK, near, stride, n, sums.value + h * width, width);
-            for (; h < heads; h++)
-                add_values<1>(weights + h * ATTENTION_BLOCK, near, stride, n, sums.value + h * width, width);
+            for (; h + 2 <= heads; h += 2)
+                add_values<2>(weights + h * ATTENTION_BLOCK, near, stride, n, sums.value + h * width, width);
+            if (h < heads) add_values<1>(weights + h * ATTENTION_BLOCK, near, stride, n, sums.value + h * width, width);
         }
     }
 
