@@ -7,8 +7,8 @@
     python -m benchmarks.cluster --only experts --worker-device cuda          # its share in the memory of a card
 
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
-that two stages could ever do on this machine; what a step takes besides its rows, which makes small pieces of a
-prompt dear; then a head and a worker with one thread each, connected over loopback: as two stages, as two stages
+that two stages could ever do on this machine; how fast one reads a prompt in pieces of several sizes, and so two
+stages at most; then a head and a worker with one thread each, connected over loopback: as two stages, as two stages
 whose layers take turns, and with the worker computing experts.  Decoding alone, two sessions at once (tokens of both,
 through the scheduler), and a prompt of 2,048 tokens.  The file has a small vocabulary, so that the head of the model
 is to its four layers as it is to the published model's 43.

@@ -7,8 +7,8 @@ before there are any: they cross once.  Of a longer one the rest is asked for wh
 Who has nothing to say sends an empty message now and then, and who hears nothing for `timeout` seconds gives up.
 """
 
-import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,6 +29,7 @@ REST: Final = 1 << 10  # added to the tag of a link: the rest of long messages
 TICKS: Final = 4  # signs of life in the time after which silence is a failure
 LARGEST: Final = 1 << 34  # bytes of a message
 END: Final = -1  # in place of a message's length: no more will come
+LOOK: Final = 0.05  # seconds
 FAREWELL: Final = 2.0  # seconds in which the other side hears that this one leaves, if it listens at all
 
 Bytes = NDArray[np.uint8]
@@ -36,13 +37,15 @@ Bytes = NDArray[np.uint8]
 
 class Outgoing:
     """Messages to member `to`.  `send` gives them to gloo, which does not wait for the wire; `watch`, on a thread of
-    its own, sees that they get away.  `lost` is called with the reason if they do not."""
+    its own, sees that they get away.  `lost` is called with the reason if they do not.
+
+    It looks every LOOK seconds: to be woken by every message would cost its sender more than gloo takes for it."""
 
     def __init__(self, gloo: Any, to: int, tag: int, timeout: float, lost: Callable[[str], None]):
         self._gloo, self._to, self._tag, self._timeout, self._lost = gloo, to, tag, timeout, lost
         self._order = threading.Lock()
-        self._closed = False
-        self._under_way: queue.SimpleQueue[tuple[Any, int] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._under_way: deque[tuple[Any, int]] = deque()
         self.sent_bytes = 0
 
     def send(self, message: Message) -> None:
@@ -50,7 +53,7 @@ class Outgoing:
         first = _framed(len(data), data[: FRAME - PREFIX])
         try:
             with self._order:
-                if self._closed:  # nobody listens behind the farewell
+                if self._closed.is_set():  # nobody listens behind the farewell
                     return
                 self._put(first, self._tag)
                 if len(data) > FRAME - PREFIX:
@@ -59,33 +62,36 @@ class Outgoing:
             self._lost(first_line(error))
 
     def _put(self, data: Bytes, tag: int) -> None:
-        self._under_way.put((self._gloo.send([torch.from_numpy(data)], self._to, tag), len(data)))
+        self._under_way.append((self._gloo.send([torch.from_numpy(data)], self._to, tag), len(data)))
 
     def close(self) -> None:
         with self._order:
-            self._closed = True
-        self._under_way.put(None)
+            self._closed.set()
 
     def watch(self) -> None:
         """Until it is closed.  Says now and then that there is nothing to say."""
+        said = time.monotonic()
         try:
-            while True:
-                try:
-                    sent = self._under_way.get(timeout=self._timeout / TICKS)
-                except queue.Empty:
+            while not self._closed.wait(min(LOOK, self._timeout / TICKS)):
+                if self._under_way:
+                    said = time.monotonic()
+                elif time.monotonic() >= said + self._timeout / TICKS:
                     with self._order:
                         self._put(_framed(0), self._tag)
-                    continue
-                if sent is None:
-                    with self._order:
-                        farewell = self._gloo.send([torch.from_numpy(_framed(END))], self._to, self._tag)
-                    farewell.wait(timedelta(seconds=min(FAREWELL, self._timeout)))
-                    return
-                work, count = sent
-                work.wait(timedelta(seconds=self._timeout))
-                self.sent_bytes += count
+                self._see_away()
+            self._see_away()
+            with self._order:
+                farewell = self._gloo.send([torch.from_numpy(_framed(END))], self._to, self._tag)
+            farewell.wait(timedelta(seconds=min(FAREWELL, self._timeout)))
         except RuntimeError as error:
             self._lost(first_line(error))
+
+    def _see_away(self) -> None:
+        """What has been given to gloo so far."""
+        while self._under_way:
+            work, count = self._under_way.popleft()
+            work.wait(timedelta(seconds=self._timeout))
+            self.sent_bytes += count
 
 
 class Incoming:
