@@ -31,18 +31,23 @@ class LongMemory:
         """Forgets what steps have worked with."""
         self._buffers.clear()
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def take(
+        self, name: str, *shape: int, dtype: torch.dtype = torch.float32, zeros: bool = False
+    ) -> torch.Tensor:
+        """zeros: what nobody writes is zero"""
         key, size = (name, dtype), prod(shape)
         if key not in self._buffers or self._buffers[key].numel() < size:
             self._buffers.pop(key, None)
-            # Zeros: what lies behind the last column of inputs is never written.
-            self._buffers[key] = torch.zeros(size, dtype=dtype, device="cuda")
+            make = torch.zeros if zeros else torch.empty
+            self._buffers[key] = make(size, dtype=dtype, device="cuda")
         return self._buffers[key][:size].view(shape)
 
     def halves(self, name: str, rows: int, width: int, planes: int = 1) -> HalfRows:
         columns = -(-width // CELL) * CELL
         scales = self.take(f"{name} scales", rows)
-        return HalfRows(self.take(name, planes, rows, columns, dtype=torch.float16), scales)
+        # Products read whole cells, and behind the last column nobody writes.
+        halves = self.take(name, planes, rows, columns, dtype=torch.float16, zeros=columns > width)
+        return HalfRows(halves, scales)
 
     def frequencies(self, values: Vector) -> torch.Tensor:
         if id(values) not in self._frequencies:
