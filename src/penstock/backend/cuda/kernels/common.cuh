@@ -13,6 +13,13 @@ using u64 = unsigned long long;
 
 #define PS_DEVICE __device__ __forceinline__
 
+// What the card can do, as __CUDA_ARCH__ counts: 860 is 8.6.  A newer card may be treated as an older one (device.py).
+#ifndef CAPABILITY
+#define CAPABILITY __CUDA_ARCH__
+#endif
+#define BULK (CAPABILITY >= 900)        // bulk copies, clusters, kernels that overlap
+#define WARPGROUPS (CAPABILITY == 900)  // products of four warps together
+
 constexpr int WARP = 32;
 constexpr u32 ALL = 0xffffffffu;
 
