@@ -83,7 +83,13 @@ class KernelCache:
 
 def _key(name: str, source: str, headers: Mapping[str, str], options: tuple[str, ...], target: Target) -> str:
     digest = hashlib.sha256()
-    parts = [name, source, *(text for item in sorted(headers.items()) for text in item), *options, *map(str, target)]
+    parts = [
+        name,
+        source,
+        *(text for item in sorted(headers.items()) for text in item),
+        *options,
+        *map(str, target),
+    ]
     for part in parts:
         raw = part.encode()
         digest.update(len(raw).to_bytes(8, "little"))  # so that text cannot move from one part to the next

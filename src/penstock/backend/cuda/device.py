@@ -50,7 +50,7 @@ class Card(NamedTuple):
 
     @property
     def warpgroups(self) -> bool:
-        """Whether four warps multiply together, from shared memory: Hopper's instructions, which no other card has."""
+        """Whether four warps multiply together, from shared memory: instructions of Hopper alone."""
         return self.capability == (9, 0)
 
     @property
@@ -67,14 +67,15 @@ def _card(index: int) -> Card:
     shared = int(check(cuda.cuDeviceGetAttribute(attribute, index), "a block's shared memory"))
     if (wanted := pretended()) is not None:
         if wanted > capability:
-            raise CudaError(f"PENSTOCK_CUDA_AS: {found.name} has capability {capability[0]}.{capability[1]}, no later one")
+            own = f"{capability[0]}.{capability[1]}"
+            raise CudaError(f"PENSTOCK_CUDA_AS: {found.name} has capability {own}, no later one")
         capability, shared = wanted, min(shared, SHARED_LIMITS[wanted])
     return Card(index, found.name, capability, found.multi_processor_count, shared, found.total_memory)
 
 
 def pretended() -> tuple[int, int] | None:
-    """The capability that the card shall be treated as, by PENSTOCK_CUDA_AS: 8.6 on a newer card runs the kernels of older
-    ones, within their shared memory.  For tests: nobody has every card."""
+    """The capability that the card shall be treated as, by PENSTOCK_CUDA_AS: 8.6 on a newer card runs the kernels of
+    older ones, within their shared memory.  For tests: nobody has every card."""
     text = os.environ.get("PENSTOCK_CUDA_AS", "")
     known = {f"{major}.{minor}": (major, minor) for major, minor in SHARED_LIMITS}
     if text and text not in known:
