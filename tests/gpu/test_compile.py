@@ -54,7 +54,7 @@ def test_whatever_made_it_is_part_of_its_name(tmp_path: Path, sources: Path, wha
         changes["options"] = ("-O1",)
     else:
         parts = {"arch": "sm_90a", "driver": "13000", "compiler": "13.0", what: "other"}
-        changes["target"] = Target(**parts)
+        changes["target"] = Target(parts["arch"], parts["driver"], parts["compiler"])
     make(tmp_path / "cache", sources, compiler, **changes).get("a.cu")
     assert compiler.calls == 2
 

@@ -170,8 +170,8 @@ def test_many_rows_lie_in_pieces_of_eight() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("outs", [24, 4])
 def test_without_clusters(hidden: int, dtype: torch.dtype, outs: int) -> None:
-    """A sublayer's output goes into the streams where they lie; a head, behind the last, only collapses them.  A row has
-    the same bits alone."""
+    """A sublayer's output goes into the streams where they lie; a head, behind the last, only collapses them.  A row
+    has the same bits alone."""
     rng, rows = np.random.default_rng(5), 3
     streams = rng.standard_normal((rows, 4, hidden)).astype(np.float32) * 3
     y = rng.standard_normal((rows, hidden)).astype(np.float32)

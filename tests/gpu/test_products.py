@@ -296,7 +296,7 @@ def image_of(x: torch.Tensor, forms: int) -> Image:
     ("rows", "columns"), [(512, 4096), (48, 8192), (40000, 256), (80, 768), (16400, 1024)]
 )
 def test_many_rows_have_the_bits_of_few(kind: WeightType, rows: int, columns: int) -> None:
-    """Blocks of a cluster share the columns, launches the rows, or inputs stay in memory, where a block has no room."""
+    """Without room in a block, those of a cluster share the columns, launches the rows, or inputs stay in memory."""
     packed = weights.repack(on_card(ref.random_weights(kind, rows, columns, 60)), kind, rows, columns)
     x = on_card(ref.random_inputs(32, columns, 61))
     wanted = poisoned(32, rows)

@@ -236,7 +236,7 @@ PS_DEVICE void attend_block(const Attention& p) {
             if (BULK) bulk_copy(shared.keys[k], from, DIM * 2, &shared.keys_here);
         }
         if (!BULK) {  // the whole warp for one key after the other
-            const Copiers lanes = warp_copiers();
+            const Copiers lanes = warp_copiers(lane);
 #pragma unroll 1
             for (int k = warp, i = 0; k < here; k += WARPS, i++)
                 lanes.copy(shared.keys[k], reinterpret_cast<const char*>(__shfl_sync(ALL, reinterpret_cast<u64>(from), i)), DIM * 2, &shared.keys_here);

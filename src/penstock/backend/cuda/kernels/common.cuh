@@ -178,7 +178,7 @@ PS_DEVICE void barrier_init(u64* bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
 }
 PS_DEVICE void barrier_arrive(u64* bar) {
-    asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(shared_address(bar)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 // Whether a phase is over.
 PS_DEVICE bool barrier_test(u64* bar, u32 parity) {
@@ -269,7 +269,7 @@ struct Copiers {
     }
 #endif
 };
-PS_DEVICE Copiers warp_copiers() { return {static_cast<int>(threadIdx.x % WARP), WARP}; }
+PS_DEVICE Copiers warp_copiers(int lane) { return {lane, WARP}; }
 PS_DEVICE Copiers block_copiers() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
 
 // A warp's own ring of stages.  Nobody else touches it, so one barrier a stage (full) is enough: the warp refills a
@@ -278,25 +278,24 @@ struct Ring {
     char* memory;
     u64* bars;
     int stages, stage_bytes;
-    Copiers lanes;
     int filled = 0, used = 0;  // stages so far
     int fill_at = 0, use_at = 0;
     u32 parity = 0;
 
     PS_DEVICE Ring(char* memory, u64* bars, int stages, int stage_bytes, int lane)
-        : memory(memory), bars(bars), stages(stages), stage_bytes(stage_bytes), lanes{lane, WARP} {
+        : memory(memory), bars(bars), stages(stages), stage_bytes(stage_bytes) {
         if (lane == 0) {
 #pragma unroll 1
-            for (int i = 0; i < stages; i++) barrier_init(bars + i, lanes.arrivals());
+            for (int i = 0; i < stages; i++) barrier_init(bars + i, warp_copiers(lane).arrivals());
             barrier_init_visible();
         }
         __syncwarp();
     }
     PS_DEVICE bool full() const { return filled - used == stages; }
     PS_DEVICE char* to_fill() const { return memory + fill_at * stage_bytes; }
-    // Announces `bytes` for the next stage; the copies follow.
+    // One lane calls: announces `bytes` for the next stage; bulk copies follow.
     PS_DEVICE u64* announce(u32 bytes) const {
-        lanes.announce(bars + fill_at, bytes);
+        barrier_expect(bars + fill_at, bytes);
         return bars + fill_at;
     }
     PS_DEVICE void advance_fill() {
@@ -304,11 +303,12 @@ struct Ring {
         if (++fill_at == stages) fill_at = 0;
     }
     // All lanes: asks for the next stage, `bytes` from one place.
-    PS_DEVICE void fill(const void* from, u32 bytes) {
+    PS_DEVICE void fill(const void* from, u32 bytes, int lane) {
+        const Copiers lanes = warp_copiers(lane);
         if (lanes.copies()) {
-            u64* bar = announce(bytes);
-            lanes.stream(to_fill(), from, bytes, bar);
-            lanes.close(bar);
+            lanes.announce(bars + fill_at, bytes);
+            lanes.stream(to_fill(), from, bytes, bars + fill_at);
+            lanes.close(bars + fill_at);
         }
         advance_fill();
     }

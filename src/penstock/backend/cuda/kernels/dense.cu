@@ -97,9 +97,9 @@ struct Filler {
         at = s.weights + (tile * (s.pieces << s.paired) + first) * bytes;
     }
     // Asks for one piece, if there is one.
-    PS_DEVICE void fill(Ring& ring, const Dense& p, int group, int warp, int rank, int clusters) {
+    PS_DEVICE void fill(Ring& ring, const Dense& p, int group, int warp, int rank, int lane, int clusters) {
         if (left == 0) return;
-        ring.fill(at, bytes);
+        ring.fill(at, bytes, lane);
         at += bytes;
         if (--left) return;
         const Segment& s = p.segments[place.segment];
@@ -205,7 +205,7 @@ PS_DEVICE void products(const Dense& p) {
     filler.place.settle(p, warp);
     Place use = filler.place;
     filler.start(p, group, warp, rank, clusters);
-    auto refill = [&] { filler.fill(ring, p, group, warp, rank, clusters); };
+    auto refill = [&] { filler.fill(ring, p, group, warp, rank, lane, clusters); };
 #pragma unroll 1
     for (int i = 0; i < p.stages; i++) refill();
     if (!p.late) let_next_start();
@@ -221,8 +221,11 @@ PS_DEVICE void products(const Dense& p) {
         wait_for_previous();
         if (p.late) let_next_start();
         if constexpr (SOURCE == IMAGE) {
-            if constexpr (CLUSTER > 1 || SETS > 2) fetch_columns(p.inputs, plan, x, (SETS + 1) / 2, group, rank, CLUSTER, image_bar);
-            else fetch_image(p.inputs, plan, x, group, image_bar);
+            if constexpr (CLUSTER > 1 || SETS > 2) {
+                if (!BULK || warp == 0) fetch_columns(p.inputs, plan, x, (SETS + 1) / 2, group, rank, CLUSTER, image_bar, lane);
+            } else {
+                fetch_image(p.inputs, plan, x, group, image_bar);
+            }
             barrier_wait(image_bar, 0);
         }
     }

@@ -115,7 +115,7 @@ struct Stages {
         : memory(memory), full(bars), left(bars + count), count(count), bytes(bytes), parity(parity) {}
     PS_DEVICE void make_barriers(int sharers) const {
 #pragma unroll 1
-        for (int i = 0; i < count; i++) barrier_init(full + i, warp_copiers().arrivals()), barrier_init(left + i, sharers);
+        for (int i = 0; i < count; i++) barrier_init(full + i, warp_copiers(0).arrivals()), barrier_init(left + i, sharers);
         barrier_init_visible();
     }
     PS_DEVICE const char* wait() const {
@@ -152,8 +152,8 @@ struct Asked {
     int count;
 
     // All lanes: what lane `of` asks for.
-    PS_DEVICE void copy_of(int of, int bytes, int apart) const {
-        const Copiers lanes = warp_copiers();
+    PS_DEVICE void copy_of(int of, int bytes, int apart, int lane) const {
+        const Copiers lanes = warp_copiers(lane);
         const char* source = reinterpret_cast<const char*>(__shfl_sync(ALL, reinterpret_cast<u64>(from), of));
         char* target = reinterpret_cast<char*>(__shfl_sync(ALL, reinterpret_cast<u64>(to), of));
         u64* bar = reinterpret_cast<u64*>(__shfl_sync(ALL, reinterpret_cast<u64>(full), of));
@@ -195,7 +195,7 @@ PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, i
         }
 #if !BULK  // the whole warp for one ring after the other
 #pragma unroll 1
-        for (u32 rings_now = __ballot_sync(ALL, now); rings_now; rings_now &= rings_now - 1) asked.copy_of(__ffs(rings_now) - 1, bytes, p.cells * BYTES);
+        for (u32 rings_now = __ballot_sync(ALL, now); rings_now; rings_now &= rings_now - 1) asked.copy_of(__ffs(rings_now) - 1, bytes, p.cells * BYTES, lane);
 #endif
         if (!__any_sync(ALL, now)) __nanosleep(50);  // others have work for this scheduler
     }

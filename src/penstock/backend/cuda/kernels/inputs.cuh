@@ -213,12 +213,10 @@ PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int g
     all.close(bar);
 }
 
-// All threads of a block: the same for all pieces of rows and, in a cluster, some of the columns: those of block `rank`.  p: of the block's
-// columns
-PS_DEVICE void fetch_columns(const Inputs& in, const InputPlan& p, char* at, int pieces, int group, int rank, int blocks, u64* bar) {
+// One warp, or without bulk copies all of a block: the same for all pieces of rows and, in a cluster, some of the columns, those of block
+// `rank`.  p: of the block's columns
+PS_DEVICE void fetch_columns(const Inputs& in, const InputPlan& p, char* at, int pieces, int group, int rank, int blocks, u64* bar, int lane) {
 #if BULK
-    if (threadIdx.x >= WARP) return;
-    const int lane = threadIdx.x;
     const InputPlan from = {p.columns * blocks, p.rows, in.image_forms};
     const char* image = in.image + static_cast<size_t>(group) * from.bytes();
     const int planes = 2 * p.rows, scales = p.columns / CELL * PIECE * 4;
