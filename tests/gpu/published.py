@@ -306,4 +306,9 @@ def step(rows: int) -> list[Launch]:
             found += experts(up, down, types.Q8_0, types.F16, rows, divided)
     found += experts(types.MXFP4, types.MXFP4, FP8_128, types.BF16, rows, False)
     found += experts(types.Q4_K, types.Q4_K, types.Q4_K, types.F32, rows, False)
+    for source in ("repack.cu", "tiers.cu", "plain.cu"):
+        launch.module(source)
+    for kind in EXPERT_KINDS:
+        formats = (f"-DUP_FORMAT={kind.name}", f"-DDOWN_FORMAT={kind.name}")
+        launch.module("tiers.cu", *formats, *(["-DSCALES_APART"] if kind is types.MXFP4 else []))
     return found

@@ -10,6 +10,6 @@ from tests.gpu.published import MULTIPROCESSORS, ROWS, a_card, standing_in, step
 def test_there_is_a_shape_for_the_published_model(capability: tuple[int, int], rows: int) -> None:
     with standing_in(a_card(capability)) as compiled:
         assert step(rows)
-    assert {"dense.cu", "experts_many.cu", "attention.cu"} <= {source for source, _ in compiled} | (
-        {"experts_many.cu"} if rows <= 2 else set()
-    )
+    sources = {each.source for each in compiled}
+    assert {"dense.cu", "attention.cu", "hyper.cu", "indexer.cu", "sample.cu", "state.cu"} <= sources
+    assert sources & {"experts_up.cu", "experts_many.cu"}

@@ -136,8 +136,9 @@ class Dense:
         half = rows // 2 if rows <= PIECE else (rows // PIECE + 1) // 2 * PIECE
         if rows <= PIECE:
             stays = bool(inputs.image or output.digits) or rows == 1
-        else:
-            stays = in_pieces and rows <= 2 * PIECE and not self._shape(source, parts, columns, half, forms)
+        else:  # to read weights twice costs more than inputs from the caches; a roomy card is faster by halves
+            stays = in_pieces and rows <= 2 * PIECE
+            stays = stays and not (card().roomy and self._shape(source, parts, columns, half, forms))
         if stays:
             if not inputs.image:
                 inputs = self._made_first(inputs, parts[0][0].count, rows, forms)
@@ -169,8 +170,9 @@ class Dense:
         paired = source == "IMAGE" and card().bulk and rows > 2 and parts[0][0].cells % 2 == 0
         paired = paired and all(segment.log_slices for _, segment in parts)
         room = card().shared_limit + 1024  # which every block takes besides
+        counts = ((2, 8), (1, 16), (1, 8)) if rows <= 4 else ((1, 16), (2, 8), (1, 8))
         for stages in range(self._stages, 0, -1):
-            for blocks, warps in ((2, 8), (1, 16), (1, 8)) if rows <= 4 else ((1, 16), (2, 8), (1, 8)):
+            for blocks, warps in counts if source != "MEMORY" else ((1, 8),):
                 for depth, log_cluster in product((4,) if rows <= 2 else (2, 1), (0, 1) if paired else (0,)):
                     pieces, own = -(-rows // PIECE), columns >> log_cluster
                     held = pieces * input_bytes(own, min(rows, PIECE), forms) if source != "MEMORY" else 0

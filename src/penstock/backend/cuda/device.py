@@ -54,6 +54,12 @@ class Card(NamedTuple):
         return self.capability == (9, 0)
 
     @property
+    def roomy(self) -> bool:
+        """Whether a block's shared memory takes the inputs of many rows, or weights of several kinds: 227 KB, not 99
+        or 163."""
+        return self.shared_limit > 200 << 10
+
+    @property
     def cluster_limit(self) -> int:
         """Blocks that can share their shared memory: 8 on every card that can do it, 16 on the large ones."""
         return 16 if self.capability[0] in (9, 10) else 8

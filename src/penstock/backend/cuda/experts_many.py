@@ -246,7 +246,7 @@ def _grid_of(kind: WeightType) -> int:
     """Bytes of the grid in shared memory.  A wide one lies behind 64 KB of other things."""
     if kind is not types.IQ2_XXS:
         return 0
-    return _WIDE_GRID if card().bulk and card().shared_limit > 2 * _WIDE_GRID else _NARROW_GRID
+    return _WIDE_GRID if card().roomy else _NARROW_GRID
 
 
 def _stages(

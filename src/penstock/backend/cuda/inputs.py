@@ -17,7 +17,7 @@ from penstock.weights.types import WeightType
 
 MAX_ROWS = 32  # of a launch
 PIECE = 8  # more rows lie in pieces of eight, one behind the other
-_FEW, _FEW_SHARED = 2, 200 << 10  # rows of experts.py, and the shared memory of a block that they take
+_FEW = 2  # rows of experts.py
 SCRATCH = 1024 + 2 * 8 * 64 * 4  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
 
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
@@ -39,8 +39,8 @@ def address(tensor: torch.Tensor | None) -> int:
 
 def few_rows() -> int:
     """Rows, at most, that experts.py takes: they have room for inputs negated, and for the shared expert along with
-    the others.  None where blocks have half as much shared memory, or there are no bulk copies."""
-    return _FEW if card().bulk and card().shared_limit >= _FEW_SHARED else 0
+    the others.  None on cards that have less shared memory, or no bulk copies."""
+    return _FEW if card().bulk and card().roomy else 0
 
 
 class InputsArgument(ctypes.Structure):

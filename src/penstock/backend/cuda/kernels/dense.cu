@@ -337,7 +337,9 @@ PS_DEVICE void products(const Dense& p) {
 }
 
 #ifdef DENSE_FORMATS  // one mix of formats, one source of inputs: every other instruction would be in the way
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) dense(const __grid_constant__ Dense p) {
+// Blocks of a multiprocessor: as many as make sixteen warps; of inputs in memory one alone, whose many rows take the registers.
+constexpr int BLOCKS = DENSE_SOURCE == MEMORY ? 1 : 16 / WARPS;
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) dense(const __grid_constant__ Dense p) {
     products<DENSE_SETS, DENSE_FORMATS, DENSE_SOURCE>(p);
 }
 #endif
