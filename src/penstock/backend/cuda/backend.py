@@ -60,7 +60,6 @@ class CudaBackend(DeviceBackend):
             raise CudaError("this torch cannot use the GPU: it was built without CUDA, or for another driver")
         self.index, self._beside = index, beside
         self.activate()
-        self.sampling = CudaSampling(sampling)
         self.card: Card = card()
         if self.card.capability < OLDEST:
             (major, minor), (least, _) = self.card.capability, OLDEST
@@ -68,6 +67,7 @@ class CudaBackend(DeviceBackend):
                 f"{self.card.name} has compute capability {major}.{minor}; "
                 f"the kernels need {least}.0 (Ampere) or later"
             )
+        self.sampling = CudaSampling(sampling)
         self.long_steps = False  # what `step_rows` found last
         self.steps = {"repeated": 0, "launched": 0}
         self._pools: WeakSet[CudaStates] = WeakSet()
