@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/penstock/native/*.cpp src/penstock/native/*.h src/penstock/native/*/*.h) src/penstock/native/CMakeLists.txt
 
-.PHONY: demo docs screenshots test lint test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
+.PHONY: demo docs screenshots test lint test-kernels test-slow test-clients test-compilers wheel test-wheel fuzz bench-oracles clean
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d; Penstock needs 3.11 or newer: make demo PYTHON=python3.12 chooses" % v[:2])'
@@ -43,6 +43,10 @@ test: lint  ## everything that runs on each change
 
 test-gpu: $(VENV)/.installed-dev  ## the CUDA backend against the CPU and transformers; one line and nothing else without a card
 	$(BIN)/pytest tests/gpu -q
+
+test-kernels: $(VENV)/.installed-dev  ## every CUDA kernel compiles for every card, without one: minutes
+	$(BIN)/pip install --quiet "cuda-bindings>=13,<14" "nvidia-cuda-nvrtc>=13,<14"
+	$(BIN)/pytest tests/gpu/test_kernels.py -m slow
 
 test-slow: $(VENV)/.installed-dev $(VENV)/.tools  ## longer oracle runs and full-width models (needs 4 GB of disk)
 	$(BIN)/pytest -m slow

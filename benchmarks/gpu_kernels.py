@@ -1,6 +1,7 @@
 """Times the GPU's decode kernels on the shapes of DeepSeek-V4-Flash in the q2 mix, random weights, all 43 layers.
 
     python benchmarks/gpu_kernels.py [--rows 1,4,8] [--context 2048] [--layers 43] [--only NAMES] [--serial]
+    PENSTOCK_CUDA_AS=8.6 python benchmarks/gpu_kernels.py     # with the kernels of an older card
 
 Every line is a graph of one kind of kernel over all layers (so that nothing stays in the L2 cache), with its bytes,
 time, bandwidth and share of the floor; `products` is all matrix products in one graph, `token` everything from the
@@ -24,14 +25,17 @@ from penstock.backend.cuda.attention import (
     Remember,
     RowsAt,
 )
+from penstock.backend.cuda.deepseek_v4.batch import Launch
 from penstock.backend.cuda.dense import Dense, slices_of
+from penstock.backend.cuda.device import card
 from penstock.backend.cuda.experts import Down, Up, takes_along
 from penstock.backend.cuda.experts_many import ManyExperts, parts_floats
-from penstock.backend.cuda.hyper import LeaveAndEnter, MakeImage
+from penstock.backend.cuda.hyper import LeaveAndCollapse, LeaveAndEnter, MakeImage
 from penstock.backend.cuda.inputs import DIGITS, HALVES, NEGATED, PIECE, DigitImage, DigitVectors, Image
 from penstock.backend.cuda.launch import capture
+from penstock.backend.cuda.plain import Embed, StoredRows
 from penstock.backend.cuda.routing import Router
-from penstock.backend.cuda.sample import CHOSEN, SampleRows, on_card
+from penstock.backend.cuda.sample import CHOSEN, SampleRows, needs_scratch, on_card
 from penstock.backend.cuda.weights import Packed, empty
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -123,6 +127,53 @@ class Layer:
             self.index_q = random_packed(f16, 8192, RANK)
 
 
+class Enter:
+    """Into a sublayer, out of one with y or out of embeddings, as this card does it."""
+
+    def __init__(
+        self, out: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, mix: torch.Tensor,
+        norm: torch.Tensor, image: Image, streams: torch.Tensor | None = None, y: torch.Tensor | None = None,
+        before: torch.Tensor | None = None, embeddings: torch.Tensor | None = None,
+        tokens: torch.Tensor | None = None,
+    ):  # fmt: skip
+        eps, rows = 1e-6, len(out)
+        self._launches: list[Launch] = []
+        if card().bulk:
+            self._launches.append(
+                LeaveAndEnter(
+                    out,
+                    fn,
+                    base,
+                    scale,
+                    mix,
+                    norm,
+                    image,
+                    eps,
+                    eps,
+                    20,
+                    streams,
+                    y,
+                    before,
+                    embeddings,
+                    tokens,
+                )
+            )
+            return
+        if embeddings is not None and tokens is not None:
+            table = StoredRows(embeddings, types.F16, *embeddings.shape)
+            self._launches.append(Embed(table, tokens, out))
+        now, own = out if streams is None else streams, mix if before is None else before
+        x, parts = (
+            torch.empty(rows, n, device="cuda") for n in (HIDDEN, LeaveAndCollapse.parts_floats(HIDDEN))
+        )
+        self._launches.append(LeaveAndCollapse(now, fn, base, scale, own, x, parts, eps, eps, 20, y))
+        self._launches.append(MakeImage(x, image, norm, eps))
+
+    def launch(self, overlap: bool) -> None:
+        for each in self._launches:
+            each.launch(overlap)
+
+
 class Step:
     """The launches of one layer for `rows` rows at position `context`."""
 
@@ -151,9 +202,7 @@ class Step:
         stages = tune.get("dense", 2)
 
         x = Image(rows, HIDDEN, DIGITS | (HALVES if m else 0))
-        self.enter_a = LeaveAndEnter(
-            streams[1], layer.fn[0], base, scale, mixes[1], norm, x, eps, eps, 20, streams[0], y, mixes[0]
-        )
+        self.enter_a = Enter(streams[1], layer.fn[0], base, scale, mixes[1], norm, x, streams[0], y, mixes[0])
         first = [layer.q_a, layer.kv, *layer.compressor]
         outs = [buffer(rows, w.rows) for w in first]
         self.q_a = Dense(first, x, outs, rows, stages=stages)
@@ -204,8 +253,8 @@ class Step:
         self.out_b = Dense([layer.out_b], middle.image, [y], rows, ahead=layer.fn[1], stages=stages)
 
         x2 = Image(rows, HIDDEN, DIGITS | HALVES | (NEGATED if rows <= 4 else 0))
-        self.enter_b = LeaveAndEnter(
-            streams[0], layer.fn[1], base, scale, mixes[0], norm, x2, eps, eps, 20, streams[1], y, mixes[1]
+        self.enter_b = Enter(
+            streams[0], layer.fn[1], base, scale, mixes[0], norm, x2, streams[1], y, mixes[1]
         )
         shared_acts, acts = DigitVectors(rows, WIDTH), DigitVectors(rows * 6, WIDTH, 64)
         along = takes_along(layer.router, layer.shared_up, layer.shared_down, layer.gate_up, rows)
@@ -283,14 +332,13 @@ def report(layers: list[Layer], head: Packed, rows: int, context: int, tune: Tun
     coefficients, ones = torch.zeros(rows, 24, device="cuda"), torch.ones(HIDDEN, device="cuda")
     fn = torch.randn(4, 4 * HIDDEN, device="cuda").mul(0.01).half()
     no = torch.zeros(4, device="cuda")
-    enter = LeaveAndEnter(
-        streams[0], fn, no, ones[:1], coefficients, ones, x, 1e-6, 1e-6, embeddings=embeddings, tokens=tokens
-    )
-    final = LeaveAndEnter(streams[1], fn, no, ones[:1], coefficients, ones, x, 1e-6, 1e-6, streams=streams[0])
+    enter = Enter(streams[0], fn, no, ones[:1], coefficients, ones, x, embeddings=embeddings, tokens=tokens)
+    final = Enter(streams[1], fn, no, ones[:1], coefficients, ones, x, streams=streams[0])
     last = Dense([head], x, [logits], rows, stages=tune.get("dense", 2))
     choices = on_card([(row, Choice(temperature=1.0, chance=0.5)) for row in logits])
     chosen = torch.zeros(rows * CHOSEN.itemsize, dtype=torch.uint8, device="cuda")
-    sample = SampleRows(choices, chosen, torch.empty_like(tokens), rows, VOCABULARY)
+    scratch = torch.empty_like(logits) if needs_scratch(VOCABULARY) else None
+    sample = SampleRows(choices, chosen, torch.empty_like(tokens), rows, VOCABULARY, scratch)
 
     def everything() -> None:
         turns.launch(OVERLAP)

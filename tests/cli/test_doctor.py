@@ -232,4 +232,5 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "compute capability 9.0, CUDA 13.0; memory 4.50 TB/s, from the host 55.0 GB/s"
     )
     assert doctor.check_gpu([card], failing).status is WARNING
-    assert doctor.check_gpu([card._replace(capability=(8, 9))], speeds).status is WARNING
+    assert doctor.check_gpu([card._replace(capability=(8, 6))], speeds).status is OK
+    assert doctor.check_gpu([card._replace(capability=(7, 5))], speeds).status is WARNING

@@ -7,8 +7,10 @@ WITHOUT_A_CARD = (
     "test_faults.py",
     "test_graphs.py",
     "test_held_tiles.py",
+    "test_kernels.py",
     "test_layouts.py",
     "test_profile.py",
+    "test_shapes.py",
     "test_states.py",
 )
 

@@ -53,8 +53,8 @@ def test_whatever_made_it_is_part_of_its_name(tmp_path: Path, sources: Path, wha
     elif what == "options":
         changes["options"] = ("-O1",)
     else:
-        target = Target("sm_90a", "13000", "13.0")._replace(**{what: "other"})
-        changes["target"] = target
+        parts = {"arch": "sm_90a", "driver": "13000", "compiler": "13.0", what: "other"}
+        changes["target"] = Target(parts["arch"], parts["driver"], parts["compiler"])
     make(tmp_path / "cache", sources, compiler, **changes).get("a.cu")
     assert compiler.calls == 2
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.backend.cuda.device import Card
-from penstock.backend.cuda.hyper import LeaveAndEnter
+from penstock.backend.cuda.device import Card, card
+from penstock.backend.cuda.hyper import LeaveAndCollapse, LeaveAndEnter
 from penstock.backend.cuda.inputs import DIGITS, FLOATS, HALVES, Image
 from tests.gpu import reference as ref
 
 EPS, HC_EPS = 1e-6, 1e-6
+clusters = pytest.mark.skipif(not card().bulk, reason="no clusters of blocks on this card")
 
 
 def sigmoid(v: ref.Floats) -> ref.Floats:
@@ -54,6 +55,7 @@ def decoded(image: Image, row: int) -> tuple[ref.Floats, ref.Floats]:
     return digits.reshape(-1), halves
 
 
+@clusters
 @pytest.mark.parametrize("hidden", [4096, 256, 320, 7168])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_out_of_one_sublayer_into_the_next(hidden: int, dtype: torch.dtype) -> None:
@@ -95,6 +97,7 @@ def test_out_of_one_sublayer_into_the_next(hidden: int, dtype: torch.dtype) -> N
         assert np.abs(halves[:hidden] - normed).max() < 5e-6 * np.abs(normed).max()
 
 
+@clusters
 def test_embeddings_enter_and_the_head_leaves() -> None:
     rows, hidden, vocabulary = 2, 512, 10
     table = torch.randn(vocabulary, hidden).half().cuda()
@@ -115,6 +118,7 @@ def test_embeddings_enter_and_the_head_leaves() -> None:
         assert ref.error(x[row].cpu().numpy(), pre.sum() * e[row]) < 5e-6
 
 
+@clusters
 @pytest.mark.parametrize("limit", [16, 8])
 def test_a_rows_bits_depend_on_neither_its_neighbours_nor_the_blocks_it_has(
     limit: int, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +146,7 @@ def test_a_rows_bits_depend_on_neither_its_neighbours_nor_the_blocks_it_has(
         assert torch.equal(a, b)
 
 
+@clusters
 def test_many_rows_lie_in_pieces_of_eight() -> None:
     hidden, rng = 512, torch.Generator("cuda").manual_seed(4)
 
@@ -159,3 +164,51 @@ def test_many_rows_lie_in_pieces_of_eight() -> None:
         return image.data
 
     assert torch.equal(run(0, 16), torch.cat([run(0, 8), run(8, 16)]))
+
+
+@pytest.mark.parametrize("hidden", [4096, 256, 320, 7168])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("outs", [24, 4])
+def test_without_clusters(hidden: int, dtype: torch.dtype, outs: int) -> None:
+    """A sublayer's output goes into the streams where they lie; a head, behind the last, only collapses them.  A row
+    has the same bits alone."""
+    rng, rows = np.random.default_rng(5), 3
+    streams = rng.standard_normal((rows, 4, hidden)).astype(np.float32) * 3
+    y = rng.standard_normal((rows, hidden)).astype(np.float32)
+    fn = torch.randn(outs, 4 * hidden, generator=torch.Generator().manual_seed(6)).mul(0.05).to(dtype)
+    before = rng.random((rows, 24)).astype(np.float32)
+    base, scale = rng.standard_normal(24).astype(np.float32), np.array([0.7, 1.1, 1.6], np.float32)
+    leaves = outs == 24
+
+    def run(some: list[int]) -> list[torch.Tensor]:
+        def cuda(a: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(a[some]).cuda()
+
+        now, mix = cuda(streams), cuda(before)
+        x, parts = (
+            torch.full((len(some), n), float("nan"), device="cuda")
+            for n in (hidden, LeaveAndCollapse.parts_floats(hidden))
+        )
+        LeaveAndCollapse(
+            now, fn.cuda(), torch.from_numpy(base[:outs]).cuda(), torch.from_numpy(scale).cuda(), mix, x, parts,
+            EPS, HC_EPS, 20, cuda(y) if leaves else None,
+        ).launch()  # fmt: skip
+        return [now, mix[:, :outs], x]
+
+    now, mix, x = run([0, 1, 2])
+    comb = before[:, 8:].reshape(rows, 4, 4).astype(np.float64)
+    wanted = streams.astype(np.float64)
+    if leaves:
+        wanted = before[:, 4:8, None] * y[:, None].astype(np.float64) + np.einsum(
+            "rij,rid->rjd", comb, streams
+        )
+    assert ref.error(now.cpu().numpy(), wanted) < 1e-6
+    for row in range(rows):
+        z = fn.double().numpy() @ ref.rms_norm(wanted[row].reshape(-1), 1.0, EPS)
+        c = sigmoid(z * scale[0] + base[:4]) + HC_EPS
+        if leaves:
+            c = coefficients(z, base.astype(np.float64), scale.astype(np.float64))
+        assert ref.error(mix[row].cpu().numpy(), c) < 5e-6
+        assert ref.error(x[row].cpu().numpy(), c[:4] @ wanted[row]) < 5e-6
+    for a, b in zip(run([2]), (now, mix, x), strict=True):
+        assert torch.equal(a[0], b[2])

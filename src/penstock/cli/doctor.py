@@ -31,7 +31,7 @@ from penstock.machine import macos
 from penstock.machine.cpu import Cpu, read_cpu
 from penstock.machine.disk import IN_MEMORY, OVER_A_NETWORK, Disk, find_disk, open_direct
 from penstock.machine.disk_speed import SMALLEST_FILE, Measured, measured
-from penstock.machine.gpu import Gpu, read_gpu_memory, read_gpus
+from penstock.machine.gpu import OLDEST, Gpu, read_gpu_memory, read_gpus
 from penstock.machine.kernel_files import SYS, text
 from penstock.machine.memory import Memory, read_memory
 from penstock.machine.pressure import Pressure, group_pressure, machine_pressure
@@ -44,7 +44,6 @@ PYTHON: Final = (3, 11)
 LITTLE_MEMORY: Final = 4 << 30  # less than what the published models have outside their experts
 FEW_FILES: Final = 1024
 LITTLE_SPACE: Final = 1 << 30  # a saved session of a long conversation
-CAPABILITY: Final = (9, 0)  # compute capability that the CUDA kernels need
 SLOW_DISK: Final = 500e6  # bytes per second, about what a disk on a SATA cable reads
 
 
@@ -314,8 +313,11 @@ def check_gpu(cards: Sequence[Gpu], measure: Callable[[], DeviceSpeeds]) -> Chec
     missing = [name for name in ("torch", "cuda") if find_spec(name) is None]
     if missing:
         return judge("gpu", found, warning="not used: `pip install penstock[cuda]` is missing", cards=facts)
-    if cards[0].capability < CAPABILITY:
-        return judge("gpu", found, warning="not used: the kernels need compute capability 9.0", cards=facts)
+    if cards[0].capability < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        return judge(
+            "gpu", found, warning=f"not used: the kernels need compute capability {least}", cards=facts
+        )
     try:
         speeds = measure()
     except PenstockError as error:

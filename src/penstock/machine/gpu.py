@@ -3,7 +3,9 @@
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ulonglong, c_void_p
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+OLDEST: Final = (8, 0)  # compute capability that the CUDA kernels need
 
 _MULTIPROCESSORS, _MAJOR, _MINOR, _MEMORY_CLOCK, _BUS_WIDTH = 16, 75, 76, 36, 37
 

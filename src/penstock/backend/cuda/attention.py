@@ -224,7 +224,8 @@ class Attention:
     """q [rows, heads, 512] over window, compressed rows and sinks → out [rows, heads · 512], or digits by groups of
     heads.  picks [rows, count]: the compressed rows to see, as `SelectRows` leaves them.
 
-    apart: float32 [rows, `apart_floats`], which rows that are `many` leave sums in between two launches.
+    apart: float32 [rows, `apart_floats`], which rows that are `many` leave sums in between two launches; its own
+    where there has to be one.
 
     early: between the kernel that wrote the queries and this one is a `Remember`, an indexer's first kernel or
     another `Attention`.  Those let the next kernel start only when the one before them has ended, so that this one
@@ -239,9 +240,9 @@ class Attention:
 
     @staticmethod
     def many(rows: int, heads: int) -> bool:
-        """Whether their clusters may have no place at once: two blocks to a multiprocessor, eight to a cluster, and
-        some multiprocessors left over in every part of the card."""
-        return rows * (heads // 16) * CLUSTER > 0.9 * 2 * card().multiprocessors
+        """Whether there are no clusters, or they may have no place at once: two blocks to a multiprocessor, eight to
+        a cluster, and some multiprocessors left over in every part of the card."""
+        return not card().bulk or rows * (heads // 16) * CLUSTER > 0.9 * 2 * card().multiprocessors
 
     @staticmethod
     def apart_floats(heads: int) -> int:
@@ -258,6 +259,8 @@ class Attention:
             raise ValueError(f"attention takes heads by sixteens, of 512 channels, not {list(q.shape)}")
         if digits is not None and digits.forms != DIGITS:
             raise ValueError("attention writes digits alone")
+        if apart is None and not card().bulk:  # no clusters, nor anybody's sums
+            apart = torch.empty(rows, self.apart_floats(heads), device="cuda")
         if apart is not None and apart.shape != (rows, self.apart_floats(heads)):
             raise ValueError(f"sums of {list(apart.shape)} for {rows} rows of {heads} heads")
         self._argument = _Attention(

@@ -38,7 +38,7 @@ from penstock.backend.cuda.states import CudaStates, SlotLayout
 from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HostBackend, KernelTime
 from penstock.backend.state import StateLayout, StatePool
 from penstock.errors import OptionError
-from penstock.machine.gpu import read_gpu_memory
+from penstock.machine.gpu import OLDEST, read_gpu_memory
 from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
@@ -60,13 +60,14 @@ class CudaBackend(DeviceBackend):
             raise CudaError("this torch cannot use the GPU: it was built without CUDA, or for another driver")
         self.index, self._beside = index, beside
         self.activate()
-        self.sampling = CudaSampling(sampling)
         self.card: Card = card()
-        if self.card.capability < (9, 0):
-            major, minor = self.card.capability
+        if self.card.capability < OLDEST:
+            (major, minor), (least, _) = self.card.capability, OLDEST
             raise CudaError(
-                f"{self.card.name} has compute capability {major}.{minor}; the kernels need 9.0 (Hopper) or later"
+                f"{self.card.name} has compute capability {major}.{minor}; "
+                f"the kernels need {least}.0 (Ampere) or later"
             )
+        self.sampling = CudaSampling(sampling)
         self.long_steps = False  # what `step_rows` found last
         self.steps = {"repeated": 0, "launched": 0}
         self._pools: WeakSet[CudaStates] = WeakSet()

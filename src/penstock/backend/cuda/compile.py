@@ -39,6 +39,7 @@ class Target(NamedTuple):
     arch: str  # "sm_90a"
     driver: str
     compiler: str
+    treated_as: int = 0  # 860: the kernels that a card of capability 8.6 would run; 0: the card's own
 
 
 def default_folder() -> Path:
@@ -65,7 +66,8 @@ class KernelCache:
         """The machine code of source file `name` with `extra` options, compiled now unless a good copy is on disk."""
         source = (self.sources / name).read_text()
         headers = {path.name: path.read_text() for path in sorted(self.sources.glob("*.cuh"))}
-        options = (f"--gpu-architecture={self.target.arch}", *self.options, *extra)
+        treated = (f"-DCAPABILITY={self.target.treated_as}",) if self.target.treated_as else ()
+        options = (f"--gpu-architecture={self.target.arch}", *treated, *self.options, *extra)
         key = _key(name, source, headers, options, self.target)
         path = self.folder / f"{Path(name).stem}-{self.target.arch}-{key[:16]}.cubin"
         code = _read(path, key)
@@ -81,7 +83,13 @@ class KernelCache:
 
 def _key(name: str, source: str, headers: Mapping[str, str], options: tuple[str, ...], target: Target) -> str:
     digest = hashlib.sha256()
-    parts = [name, source, *(text for item in sorted(headers.items()) for text in item), *options, *target]
+    parts = [
+        name,
+        source,
+        *(text for item in sorted(headers.items()) for text in item),
+        *options,
+        *map(str, target),
+    ]
     for part in parts:
         raw = part.encode()
         digest.update(len(raw).to_bytes(8, "little"))  # so that text cannot move from one part to the next
@@ -148,8 +156,11 @@ def present_target() -> Target:
     import torch
     from cuda.bindings import driver, nvrtc
 
+    from penstock.backend.cuda.device import card, pretended
+
     major, minor = torch.cuda.get_device_capability()
     suffix = "a" if major >= 9 else ""  # architecture-specific instructions exist from Hopper on
     _, version = driver.cuDriverGetVersion()
     _, *compiler = nvrtc.nvrtcVersion()
-    return Target(f"sm_{major}{minor}{suffix}", str(version), ".".join(map(str, compiler)))
+    treated_as = card().arch if pretended() else 0
+    return Target(f"sm_{major}{minor}{suffix}", str(version), ".".join(map(str, compiler)), treated_as)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.backend.cuda.device import card
+from penstock.backend.cuda.hyper import MakeImage
 from penstock.backend.cuda.inputs import (
     FLOAT,
     FLOATS,
@@ -58,8 +59,10 @@ _Part = tuple[Packed, _Segment]
 
 
 class _Shape(NamedTuple):
-    """Of a launch: blocks on a multiprocessor, warps of a block, …, bytes of shared memory."""
+    """Of a launch: where its inputs are (Source of kernels/inputs.cuh), blocks on a multiprocessor, warps of a
+    block, …, bytes of shared memory."""
 
+    source: str
     blocks: int
     warps: int
     depth: int
@@ -68,6 +71,14 @@ class _Shape(NamedTuple):
     stage: int
     halves: int
     shared: int
+
+
+class _Launch(NamedTuple):
+    kernel: Kernel
+    grid: int
+    threads: int
+    argument: _Dense
+    overlaps: bool
 
 
 class Dense:
@@ -79,8 +90,8 @@ class Dense:
     ahead: what the next kernel reads that does not come from this one, to be brought nearer meanwhile.
     late: the next kernel starts when the one before this has ended, and may read what that one wrote at once.
 
-    One launch where the inputs fit in the shared memory of a cluster's blocks; else one for every form of input, or
-    for half the rows.
+    One launch where the inputs fit in the shared memory of a cluster's blocks; else one for every form of input.
+    Where that does not help either, rows of floats go by halves, and an image stays in memory.
     """
 
     def __init__(
@@ -92,8 +103,9 @@ class Dense:
         if any(m.columns != first.columns or (m.count > 1 and len(matrices) > 1) for m in matrices):
             raise ValueError("matrices of one launch have the same columns, and a grouped one is alone")
         self._keep = (matrices, x, outs, norm, digits, ahead)
-        self._launches: list[tuple[Kernel, int, int, _Dense]] = []
-        self._x, self._rows, self._limit, self._late, self._stages = x, rows, limit, late, stages
+        self._launches: list[_Launch] = []
+        self._made_before: list[MakeImage] = []
+        self._x, self._norm, self._limit, self._late, self._stages = x, norm, limit, late, stages
         self._ahead = ahead
         self.nbytes = sum(m.nbytes for m in matrices)
         segments = [_segment(m, out) for m, out in zip(matrices, outs, strict=True)]
@@ -106,9 +118,11 @@ class Dense:
     ) -> None:
         columns = parts[0][0].cells * CELL
         forms = forms_of([m.kind for m, _ in parts], rows)
+        source = "IMAGE" if isinstance(self._x, Image) else "ROWS"
+        in_pieces = isinstance(self._x, Image) and not forms & FLOATS  # as more rows than one have to be
         shape = None
-        if rows <= PIECE or (isinstance(self._x, Image) and not forms & FLOATS):
-            shape = self._shape(parts, columns, rows, forms)
+        if rows <= PIECE or in_pieces:
+            shape = self._shape(source, parts, columns, rows, forms)
         if shape is not None:
             self._launch_of(shape, parts, inputs, output, rows, forms)
             return
@@ -119,31 +133,53 @@ class Dense:
             for some in by_form.values():
                 self._add(some, inputs, output if some[0] is parts[0] else DigitOutputArgument(), rows)
             return
-        if rows == 1 or (rows <= PIECE and (output.digits or isinstance(self._x, Image))):
-            raise ValueError(f"{rows} rows of {columns} columns do not fit in a block's shared memory")
         half = rows // 2 if rows <= PIECE else (rows // PIECE + 1) // 2 * PIECE
+        if rows <= PIECE:
+            stays = bool(inputs.image or output.digits) or rows == 1
+        else:  # to read weights twice costs more than inputs from the caches; a roomy card is faster by halves
+            stays = in_pieces and rows <= 2 * PIECE
+            stays = stays and not (card().roomy and self._shape(source, parts, columns, half, forms))
+        if stays:
+            if not inputs.image:
+                inputs = self._made_first(inputs, parts[0][0].count, rows, forms)
+            shape = self._shape("MEMORY", parts, columns, rows, forms)
+            assert shape is not None  # a ring for eight warps
+            self._launch_of(shape, parts, inputs, output, rows, forms)
+            return
         for start, count in ((0, half), (half, rows - half)):
             moved = [(m, _moved_segment(segment, start)) for m, segment in parts]
             self._add(moved, _moved_inputs(inputs, start), output.moved(start // PIECE), count)
 
-    def _shape(self, parts: list[_Part], columns: int, rows: int, forms: int) -> _Shape | None:
+    def _made_first(self, inputs: InputsArgument, groups: int, rows: int, forms: int) -> InputsArgument:
+        """Rows of floats that have no room, as an image."""
+        assert isinstance(self._x, torch.Tensor)
+        if groups > 1:
+            raise ValueError(f"{rows} rows of {inputs.width} columns do not fit in a block's shared memory")
+        first = (inputs.x - address(self._x)) // (4 * inputs.stride)
+        image = Image(rows, inputs.width, forms)
+        self._made_before.append(MakeImage(self._x[first : first + rows], image, self._norm, inputs.eps))
+        return inputs_argument(image, None, 0.0, inputs.width)
+
+    def _shape(self, source: str, parts: list[_Part], columns: int, rows: int, forms: int) -> _Shape | None:
         """The first that fits: sixteen warps on a multiprocessor, of few rows in two blocks, so that one can begin
         while the other ends; a pair of blocks where one alone would have no room.  More of them would wait too long
         for each other, and more rows leave room for too few warps."""
         if rows > 2 * PIECE:
             return None
         stage, halves = max(_piece(m.kind)[0] for m, _ in parts), 1 + any(m.paired for m, _ in parts)
-        paired = isinstance(self._x, Image) and rows > 2 and parts[0][0].cells % 2 == 0
+        paired = source == "IMAGE" and card().bulk and rows > 2 and parts[0][0].cells % 2 == 0
         paired = paired and all(segment.log_slices for _, segment in parts)
         room = card().shared_limit + 1024  # which every block takes besides
+        counts = ((2, 8), (1, 16), (1, 8)) if rows <= 4 else ((1, 16), (2, 8), (1, 8))
         for stages in range(self._stages, 0, -1):
-            for blocks, warps in ((2, 8), (1, 16), (1, 8)) if rows <= 4 else ((1, 16), (2, 8), (1, 8)):
+            for blocks, warps in counts if source != "MEMORY" else ((1, 8),):
                 for depth, log_cluster in product((4,) if rows <= 2 else (2, 1), (0, 1) if paired else (0,)):
                     pieces, own = -(-rows // PIECE), columns >> log_cluster
-                    shared = SCRATCH + pieces * input_bytes(own, min(rows, PIECE), forms)
-                    shared += depth * warps * halves * rows * 64 + warps * stages * stage
+                    held = pieces * input_bytes(own, min(rows, PIECE), forms) if source != "MEMORY" else 0
+                    shared = SCRATCH + held + depth * warps * halves * rows * 64 + warps * stages * stage
                     if blocks * (shared + 1024) <= room:
-                        return _Shape(blocks, warps, depth, log_cluster, stages, stage, halves, shared)
+                        few = (blocks, warps, depth, log_cluster)
+                        return _Shape(source, *few, stages, stage, halves, shared)
         return None
 
     def _launch_of(
@@ -164,24 +200,27 @@ class Dense:
             "dense", shape.shared, 1 << shape.log_cluster
         )
         grid = clusters * first.count << shape.log_cluster
-        self._launches.append((kernel, grid, 32 * shape.warps, argument))
+        # Inputs that are read where they lie may be in a first-level cache as they were; but a kernel that begins
+        # when the one before it has ended finds it empty.
+        self._launches.append(_Launch(kernel, grid, 32 * shape.warps, argument, shape.source != "MEMORY"))
 
     def _kernels(self, parts: list[_Part], sets: int, shape: _Shape) -> Module:
         """The smallest kernels that do: the fewer instructions, the fewer have to be fetched, and compiled."""
         formats = sum({1 << LAYOUTS[m.kind].number for m, _ in parts})
-        source = "IMAGE" if isinstance(self._x, Image) else "ROWS"
         sizes = (f"-DDENSE_WARPS={shape.warps}", f"-DDENSE_LOG_CLUSTER={shape.log_cluster}")
         return module(
             "dense.cu",
             f"-DDENSE_FORMATS={formats}",
-            f"-DDENSE_SOURCE={source}",
+            f"-DDENSE_SOURCE={shape.source}",
             f"-DDENSE_SETS={sets}",
             *sizes,
         )
 
     def launch(self, overlap: bool = True) -> None:
-        for kernel, grid, threads, argument in self._launches:
-            kernel.launch(grid, threads, (argument,), overlap)
+        for image in self._made_before:
+            image.launch(overlap)
+        for each in self._launches:
+            each.kernel.launch(each.grid, each.threads, (each.argument,), overlap and each.overlaps)
 
 
 def _piece(kind: WeightType) -> tuple[int, int]:

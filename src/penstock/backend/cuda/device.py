@@ -1,5 +1,6 @@
 """The card at hand: what it is, what is free on it, and errors of its driver as ours."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,10 @@ class CudaFullError(CudaError, DeviceFullError):
     """Its memory is full."""
 
 
+# Bytes of shared memory that a block can have, of a capability: what a card may be made to look like for tests.
+SHARED_LIMITS: Final = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448, (12, 0): 101_376}
+
+
 class Card(NamedTuple):
     number: int
     name: str
@@ -32,6 +37,27 @@ class Card(NamedTuple):
     multiprocessors: int
     shared_limit: int  # bytes of shared memory that a block can have
     memory: int  # bytes in all
+
+    @property
+    def arch(self) -> int:
+        """The capability as the kernels know it: 860 is 8.6."""
+        return 100 * self.capability[0] + 10 * self.capability[1]
+
+    @property
+    def bulk(self) -> bool:
+        """Whether it has bulk copies, clusters of blocks, and kernels that begin before the one before them ends."""
+        return self.capability >= (9, 0)
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether four warps multiply together, from shared memory: instructions of Hopper alone."""
+        return self.capability == (9, 0)
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a block's shared memory takes the inputs of many rows, or weights of several kinds: 227 KB, not 99
+        or 163."""
+        return self.shared_limit > 200 << 10
 
     @property
     def cluster_limit(self) -> int:
@@ -43,14 +69,24 @@ class Card(NamedTuple):
 def _card(index: int) -> Card:
     found, cuda = torch.cuda.get_device_properties(index), driver()
     attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    return Card(
-        index,
-        found.name,
-        (found.major, found.minor),
-        found.multi_processor_count,
-        int(check(cuda.cuDeviceGetAttribute(attribute, index), "a block's shared memory")),
-        found.total_memory,
-    )
+    capability = (found.major, found.minor)
+    shared = int(check(cuda.cuDeviceGetAttribute(attribute, index), "a block's shared memory"))
+    if (wanted := pretended()) is not None:
+        if wanted > capability:
+            own = f"{capability[0]}.{capability[1]}"
+            raise CudaError(f"PENSTOCK_CUDA_AS: {found.name} has capability {own}, no later one")
+        capability, shared = wanted, min(shared, SHARED_LIMITS[wanted])
+    return Card(index, found.name, capability, found.multi_processor_count, shared, found.total_memory)
+
+
+def pretended() -> tuple[int, int] | None:
+    """The capability that the card shall be treated as, by PENSTOCK_CUDA_AS: 8.6 on a newer card runs the kernels of
+    older ones, within their shared memory.  For tests: nobody has every card."""
+    text = os.environ.get("PENSTOCK_CUDA_AS", "")
+    known = {f"{major}.{minor}": (major, minor) for major, minor in SHARED_LIMITS}
+    if text and text not in known:
+        raise CudaError(f"PENSTOCK_CUDA_AS is {text!r}; it may be {', '.join(known)}")
+    return known.get(text)
 
 
 def card() -> Card:

@@ -1,5 +1,5 @@
-"""A layer's experts for one row or two, as typed calls of kernels/experts_up.cu and experts_down.cu; for
-more there is experts_many.py.
+"""A layer's experts for one row or two (`few_rows`), as typed calls of kernels/experts_up.cu and experts_down.cu; for
+more rows, and on cards that do not take these, there is experts_many.py.
 
 Two launches: `Up`, the router's product, the shared expert's gate and up meanwhile, and the routed ones' when all
 logits are there; `Down`.  For other formats the router's product comes first: a `Dense` with `late`, which lets `Up`
@@ -14,7 +14,6 @@ from penstock.backend.cuda.dense import slices_of
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import (
     DIGITS,
-    FEW,
     FLOAT,
     INT,
     VOID,
@@ -23,6 +22,7 @@ from penstock.backend.cuda.inputs import (
     Image,
     InputsArgument,
     address,
+    few_rows,
     fit,
     forms_of,
     input_bytes,
@@ -81,7 +81,7 @@ def _whole(floats: int) -> int:
 
 def up_forms(kind: WeightType, rows: int) -> int:
     """The forms of the input that `Up` takes."""
-    return forms_of([kind], 1) if rows <= FEW else DIGITS
+    return forms_of([kind], 1) if rows <= few_rows() else DIGITS
 
 
 def log_slices(cells: int) -> int:
@@ -92,7 +92,7 @@ def log_slices(cells: int) -> int:
 def takes_along(router: Packed, shared: Packed, shared_down: Packed, routed: Packed, rows: int) -> bool:
     """Whether `Up` can have the router and the shared expert with it."""
     even = router.cells * 2 % slices_of(router) == 0
-    along = rows <= FEW and even and router.kind is types.F16
+    along = rows <= few_rows() and even and router.kind is types.F16
     return along and shared_comes_along(shared, shared_down, routed)
 
 
@@ -116,8 +116,8 @@ class Up:
     ):  # fmt: skip
         kind, columns = weights.kind, weights.cells * CELL
         forms, cell = up_forms(kind, rows), LAYOUTS[kind].cell_bytes
-        if rows > FEW:
-            raise ValueError(f"{rows} rows: `Up` takes {FEW}")
+        if rows > few_rows():
+            raise ValueError(f"{rows} rows: `Up` takes {few_rows()} on this card")
         pack = 2 if weights.cells > 8 and 4 * cell <= 4608 else 1
         stage = max(2 * pack * cell, _SHARED_CELL if shared else 0)
         part, depth = 2 * rows * 16, 3

@@ -1,4 +1,4 @@
-"""A layer's experts for 3 to 32 rows, as typed calls of kernels/experts_many.cu.
+"""A layer's experts for up to 32 rows, more than `few_rows`, as typed calls of kernels/experts_many.cu.
 
 Warps of few rows (experts.py) meet in shared memory to add up; here nobody waits for anybody, and sums go through the
 second-level cache.  Their order is the same, and so are a row's bits.
@@ -35,6 +35,7 @@ _PIECES, _MAX_CELLS = 32, 32  # of experts_many.cu
 _SHARERS = 4  # warps with cells side by side, whose weights are copied together
 _ROUTE_THREADS = 12 * 32  # MAX_EXPERTS of routing.cuh
 _WIDE_GRID = 1 << 16  # the IQ2_XXS grid in shared memory, at a multiple of its size
+_NARROW_GRID = 256 * 8 * 8  # the same with fewer copies, for cards that have less
 _BARRIERS, _RESERVED = 1024, 1024  # reserved: before a block's own shared memory
 # Warps of a multiprocessor (more have been slower), and tiles that are asked for at a time
 _SHAPES = {
@@ -211,25 +212,18 @@ class ManyExperts:
         self, kind: WeightType, routed: _Pass, shared: _Pass | None = None, first: bool = False
     ) -> None:
         """first: gate and up"""
-        warps, tiles = _SHAPES[kind]
-        options = [f"-DEXPERT_FORMAT={kind.name}", f"-DPASS_WARPS={warps}"]
-        source = module("experts_many.cu", *options, *(["-DWITH_SHARED"] if shared else []))
+        warps, _ = _SHAPES[kind]
         sharers = next(n for n in (_SHARERS, 2, 1) if routed.cells % n == 0)
-        stage, shared_stage = (
-            sharers * n * LAYOUTS[of].cell_bytes for of, n in ((kind, tiles), (types.Q8_0, 1))
-        )
-        most = _BARRIERS // (warps // sharers * 2 * 2 * 8)
-        for stages in range(most, 0, -1):
-            ring = max(stages * stage, shared_stage if shared else 0)
-            size = _shared_bytes(warps // sharers, ring, kind is types.IQ2_XXS)
-            if size <= card().shared_limit:
-                break
-        else:
-            raise ValueError(f"{kind.name}: many rows do not fit in a block's shared memory")
+        shared_stage = sharers * LAYOUTS[types.Q8_0].cell_bytes
+        rings, most = warps // sharers, _BARRIERS // (warps // sharers * 2 * 2 * 8)
+        grid = _grid_of(kind)
+        stages, stage, ring = _stages(kind, sharers, rings, most, shared_stage if shared else 0, grid)
+        options = [f"-DEXPERT_FORMAT={kind.name}", f"-DPASS_WARPS={warps}"]
+        options += (["-DWITH_SHARED"] if shared else []) + (["-DNARROW_GRID"] if grid == _NARROW_GRID else [])
         passes = _Passes(
             shared or _Pass(), routed, sharers, ring, min(ring // shared_stage, most), stages, stage, first
         )  # fmt: skip
-        kernel = source.kernel("experts_pass", size)
+        kernel = module("experts_many.cu", *options).kernel("experts_pass", _shared_bytes(rings, ring, grid))
         self._launches.append(_Launch(kernel, card().multiprocessors, 32 * (warps + 1), passes))
 
     def launch(self, overlap: bool = True) -> None:
@@ -248,11 +242,33 @@ def _pass(
     )  # fmt: skip
 
 
-def _shared_bytes(rings: int, ring: int, grid: bool) -> int:
-    """Barriers, jobs, rings; the grid between them, where what is left before it is lost."""
+def _grid_of(kind: WeightType) -> int:
+    """Bytes of the grid in shared memory.  A wide one lies behind 64 KB of other things."""
+    if kind is not types.IQ2_XXS:
+        return 0
+    return _WIDE_GRID if card().roomy else _NARROW_GRID
+
+
+def _stages(
+    kind: WeightType, sharers: int, rings: int, most: int, least: int, grid: int
+) -> tuple[int, int, int]:
+    """How many stages a ring has, bytes of a stage, of a ring; `least`: of a ring.  Two stages are worth more than
+    many tiles to a stage: warps compute one while the other fills."""
+    _, tiles = _SHAPES[kind]
+    for wanted, some in (*((2, n) for n in range(tiles, 0, -1)), (1, 1)):
+        stage = sharers * some * LAYOUTS[kind].cell_bytes
+        for stages in range(most, wanted - 1, -1):
+            ring = max(stages * stage, least)
+            if _shared_bytes(rings, ring, grid) <= card().shared_limit:
+                return stages, stage, ring
+    raise ValueError(f"{kind.name}: many rows do not fit in a block's shared memory")
+
+
+def _shared_bytes(rings: int, ring: int, grid: int) -> int:
+    """Barriers, jobs, rings; a wide grid between them, where what is left before it is lost, a narrow one behind."""
     before = _BARRIERS + -(-jobs_dtype(MANY).itemsize // 128) * 128
-    lost = (_WIDE_GRID - _RESERVED - before) % ring
-    return before + rings * ring + (_WIDE_GRID + lost if grid else 0)
+    lost = (_WIDE_GRID - _RESERVED - before) % ring if grid == _WIDE_GRID else 0
+    return before + rings * ring + grid + lost
 
 
 def _pointers(addresses: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":

@@ -66,6 +66,58 @@ class LeaveAndEnter:
         self._kernel.launch(self._grid, 9 * 32, (self._argument,), overlap)
 
 
+class _LeaveApart(ctypes.Structure):
+    _fields_ = (
+        ("streams", VOID), ("y", VOID), ("mix", VOID), ("fn", VOID), ("parts", VOID), ("outs", INT), ("hidden", INT),
+    )  # fmt: skip
+
+
+class _CollapseApart(ctypes.Structure):
+    _fields_ = (
+        ("streams", VOID), ("parts", VOID), ("base", VOID), ("scale", VOID), ("mix", VOID), ("x", VOID),
+        ("outs", INT), ("hidden", INT), ("x_stride", INT), ("iterations", INT), ("eps", FLOAT), ("hc_eps", FLOAT),
+    )  # fmt: skip
+
+
+class LeaveAndCollapse:
+    """The same on cards without clusters, as far as the input before its norm: streams [rows, 4, hidden], in place,
+    their coefficients [rows, 24], and x [rows, hidden].
+
+    y [rows, hidden] leaves its sublayer with the coefficients that are there before.
+    parts: float32 [rows, `parts_floats`], nobody else's meanwhile"""
+
+    @staticmethod
+    def parts_floats(hidden: int) -> int:
+        return 25 * -(-hidden // CELL)
+
+    def __init__(
+        self, streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor,
+        coefficients: torch.Tensor, x: torch.Tensor, parts: torch.Tensor, eps: float, hc_eps: float,
+        iterations: int = 20, y: torch.Tensor | None = None,
+    ):  # fmt: skip
+        rows, _, hidden = streams.shape
+        outs = fn.shape[0]
+        self._arguments = (
+            _LeaveApart(
+                address(streams), address(y), address(coefficients), address(fn), address(parts), outs, hidden
+            ),
+            _CollapseApart(
+                address(streams), address(parts), address(base), address(scale), address(coefficients), address(x),
+                outs, hidden, x.stride(0), iterations, eps, hc_eps,
+            ),
+        )  # fmt: skip
+        self._keep = (streams, fn, base, scale, coefficients, x, parts, y)
+        self._grid = (-(-hidden // CELL), rows)
+        source = module("hyper.cu")
+        self._leave = source.kernel(f"leave_apart_{'f32' if fn.dtype == torch.float32 else 'f16'}")
+        self._collapse = source.kernel("collapse_apart")
+
+    def launch(self, overlap: bool = True) -> None:
+        leave, collapse = self._arguments
+        self._leave.launch(self._grid, 256, (leave,), overlap)
+        self._collapse.launch(self._grid, 9 * 32, (collapse,), overlap)
+
+
 class MakeImage:
     """x [rows, width], normed if there is a norm → image"""
 

@@ -17,7 +17,7 @@ from penstock.weights.types import WeightType
 
 MAX_ROWS = 32  # of a launch
 PIECE = 8  # more rows lie in pieces of eight, one behind the other
-FEW = 2  # rows for which there is room: for inputs negated, for the shared expert along with the others
+_FEW = 2  # rows of experts.py
 SCRATCH = 1024 + 2 * 8 * 64 * 4  # bytes of shared memory: barriers, and what `prepare` of inputs.cuh needs
 
 DIGITS, NEGATED, HALVES, FLOATS = 1, 2, 4, 8
@@ -35,6 +35,12 @@ VOID, INT, FLOAT, LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes
 
 def address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def few_rows() -> int:
+    """Rows, at most, that experts.py takes: they have room for inputs negated, and for the shared expert along with
+    the others.  None on cards that have less shared memory, or no bulk copies."""
+    return _FEW if card().bulk and card().roomy else 0
 
 
 class InputsArgument(ctypes.Structure):

@@ -5,9 +5,9 @@
     >>> kernel.launch(grid=132, block=256, args=(pointer(x), pointer(out), i32(4096)))
 
 Inside a graph the cost of a launch in Python does not matter, so nothing here is clever.  `overlap` asks for
-programmatic dependent launch: the kernel may start while the one before it still runs, and waits for its results
-with `griddepcontrol.wait`.  Every kernel launched so must execute that instruction before it reads or writes
-anything that another kernel writes or reads.
+programmatic dependent launch, where the card has it: the kernel may start while the one before it still runs, and
+waits for its results with `griddepcontrol.wait`.  Every kernel launched so must execute that instruction before it
+reads or writes anything that another kernel writes or reads.
 """
 
 import ctypes
@@ -110,7 +110,7 @@ class Kernel:
         config.sharedMemBytes = self.shared
         config.hStream = torch.cuda.current_stream().cuda_stream
         attributes = []
-        if overlap:
+        if overlap and card().bulk:
             attribute = cuda.CUlaunchAttribute()
             attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from penstock.backend.cuda.inputs import FEW, FLOAT, INT, VOID, address
+from penstock.backend.cuda.inputs import FLOAT, INT, VOID, address, few_rows
 
 MAX_COUNT = 8
 MAX_EXPERTS = 12 * 32  # MAX_PER_LANE of routing.cuh
@@ -78,7 +78,7 @@ class Router:
     @property
     def room(self) -> int:
         """Rows that the kernels of this number of rows are made for."""
-        return ROUTED if self.logits.shape[-2] <= FEW else MANY
+        return ROUTED if self.logits.shape[-2] <= few_rows() else MANY
 
     def argument(self) -> RoutingArgument:
         return RoutingArgument(

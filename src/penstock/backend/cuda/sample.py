@@ -20,7 +20,6 @@ from penstock.backend.device_sampling import DeviceSampling
 from penstock.errors import PenstockError
 
 MOST: Final = 32  # rows of a launch
-BLOCKS: Final = 8  # of a row
 FIXED_BYTES: Final = 8488  # of shared memory, besides a block's part of the row: struct Shared
 DOUBLE = ctypes.c_double
 EDIT = np.dtype([("id", "i4"), ("repeated", "i4"), ("add", "f4"), ("pad", "f4"), ("subtract", "f8")])
@@ -101,12 +100,17 @@ class SampleRows:
         )
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(self._rows * BLOCKS, 1024, (self._argument,), overlap)
+        self._kernel.launch(self._rows * _blocks(), 1024, (self._argument,), overlap)
+
+
+def _blocks() -> int:
+    """Of a row: a cluster, where there are clusters."""
+    return 8 if card().bulk else 1
 
 
 def _shared(vocabulary: int) -> int:
     """Shared memory of each of a row's blocks, which keep their part of it there."""
-    return FIXED_BYTES + 4 * -(-vocabulary // BLOCKS)
+    return FIXED_BYTES + 4 * -(-vocabulary // _blocks())
 
 
 def needs_scratch(vocabulary: int) -> bool:

@@ -12,7 +12,7 @@ from penstock.backend.cuda.dense import Dense
 from penstock.backend.cuda.exchange import Exchange, Receive, Send
 from penstock.backend.cuda.experts import Down, Up, shared_comes_along, up_forms
 from penstock.backend.cuda.experts_many import ManyExperts, many_memory
-from penstock.backend.cuda.inputs import FEW, FLOATS, DigitVectors, Image, forms_of
+from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, few_rows, forms_of
 from penstock.backend.cuda.launch import Turn, take_turn
 from penstock.backend.cuda.placed import CudaExpert
 from penstock.backend.cuda.prefill_experts import Groups, combine
@@ -118,7 +118,7 @@ class Divided:
         spec, rows, count, places = self._spec, image.rows, chosen.count, self._exchange.places
         acts, parts = many_memory(self._memory.workspace, rows, count, spec.hidden, slots.gate_up.rows)
         down = None if inner is None else self._shared.down
-        if rows > FEW:
+        if rows > few_rows():
             beside = None if inner is None else (self._shared.down, inner)
             return [
                 ManyExperts(

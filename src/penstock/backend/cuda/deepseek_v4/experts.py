@@ -15,13 +15,13 @@ from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.experts import Down, Up, shared_comes_along, takes_along, up_forms
 from penstock.backend.cuda.experts_many import ManyExperts, many_memory
 from penstock.backend.cuda.inputs import (
-    FEW,
     FLOATS,
     MAX_ROWS,
     PIECE,
     DigitVectors,
     Image,
     address,
+    few_rows,
     forms_of,
     input_bytes,
 )
@@ -166,7 +166,7 @@ class CudaExperts(v4.Experts):
                 for a, b, image in images
                 for launch in self._plain(a, b, image, out[a:b], router, stack)
             ]
-        if rows > FEW:
+        if rows > few_rows():
             return size, self._many(images, out[: x.rows], router, stack)
         return size, [
             launch for a, b, image in images for launch in self._few(a, b, image, out[a:b], router, stack)

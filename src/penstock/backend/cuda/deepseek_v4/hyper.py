@@ -13,7 +13,8 @@ from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Vector
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, pieces, run
 from penstock.backend.cuda.deepseek_v4.long_steps import LongMixer, LongStreams
-from penstock.backend.cuda.hyper import LeaveAndEnter, MakeImage
+from penstock.backend.cuda.device import card
+from penstock.backend.cuda.hyper import LeaveAndCollapse, LeaveAndEnter, MakeImage
 from penstock.backend.cuda.inputs import MAX_ROWS, Image
 from penstock.backend.cuda.memory import Workspace
 from penstock.backend.cuda.placed import CudaWeight, vector
@@ -109,34 +110,57 @@ class Mixer:
         self._base, self._norm = vector(base), vector(norm)
         self._workspace, self._fn, self._long_memory = memory.workspace, fn, memory.long
         whole = scale.size == 1 or not head
-        self.fast = n == 4 and LeaveAndEnter.takes(hidden) and whole and fn.kind is not types.BF16
-        self._scale = vector(scale if self.fast or not head else np.broadcast_to(scale, (n,)))
+        usual = n == 4 and LeaveAndEnter.takes(hidden) and whole and fn.kind is not types.BF16
+        self.fast, self._apart = usual and card().bulk, usual and not card().bulk
+        self._scale = vector(scale if usual or not head else np.broadcast_to(scale, (n,)))
         self._made: dict[tuple[object, ...], list[Launch]] = {}
         memory.mixes.append(fn.data)
         self._long = LongMixer(self._base, self._scale, self._norm, eps, rms_eps, iterations)
 
     def enter_long(self, streams: LongStreams) -> tuple[HalfRows, torch.Tensor]:
-        dtypes = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
-        fn = self._fn.data.view(dtypes[self._fn.kind]).view(self._fn.rows, -1)
-        return self._long.enter(streams, fn, self._long_memory)
+        return self._long.enter(streams, self._matrix(), self._long_memory)
 
     def enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
         rows = streams.rows
         if self.fast:
             return self._leave_and_enter(streams)
         mix = self._workspace.take("mix", max(24, (2 + self._n) * self._n))[:rows]
-        streams.settle()
         x = self._workspace.take("collapsed", -(-self._hidden // 4) * 4)[:rows, : self._hidden]
-        key = ("mix", rows, streams.at)
+        if self._apart:
+            self._leave_and_collapse(streams, mix, x)
+        else:
+            self._mix_streams(streams.settle(), mix, x)
+        return SublayerInput(rows, lambda forms, size: self._images(x, forms, size)), mix
+
+    def _mix_streams(self, streams: torch.Tensor, mix: torch.Tensor, x: torch.Tensor) -> None:
+        key = ("mix", len(x), streams.data_ptr())
         if key not in self._made:
             self._made[key] = [
                 MixStreams(
-                    streams.now, self._fn, self._base, self._scale, mix, x, self._rms_eps, self._eps,
+                    streams, self._fn, self._base, self._scale, mix, x, self._rms_eps, self._eps,
                     self._iterations, self._head,
                 )
             ]  # fmt: skip
         run(self._made[key])
-        return SublayerInput(rows, lambda forms, size: self._images(x, forms, size)), mix
+
+    def _leave_and_collapse(self, streams: Streams, mix: torch.Tensor, x: torch.Tensor) -> None:
+        """What leaves was made with the mix that is still there: all have the same place."""
+        y = streams.pending[0] if streams.pending else None
+        streams.pending = None
+        key = ("apart", len(x), streams.now.data_ptr(), 0 if y is None else y.data_ptr())
+        if key not in self._made:
+            parts = self._workspace.take("mix parts", LeaveAndCollapse.parts_floats(self._hidden))[: len(x)]
+            self._made[key] = [
+                LeaveAndCollapse(
+                    streams.now, self._matrix(), self._base, self._scale, mix, x, parts, self._rms_eps, self._eps,
+                    self._iterations, y,
+                )
+            ]  # fmt: skip
+        run(self._made[key])
+
+    def _matrix(self) -> torch.Tensor:
+        dtypes = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
+        return self._fn.data.view(dtypes[self._fn.kind]).view(self._fn.rows, -1)
 
     def _leave_and_enter(self, streams: Streams) -> tuple[SublayerInput, torch.Tensor]:
         """A mix has two places as the streams have, so that the launch can be repeated in other forms."""
@@ -144,8 +168,7 @@ class Mixer:
         now, rows = streams.now, streams.rows
         streams.at, streams.pending = 1 - streams.at, None
         after, mix = streams.now, self._workspace.take(f"mix {streams.at}", 24)[:rows]
-        dtype = torch.float32 if self._fn.kind is types.F32 else torch.float16
-        fn = self._fn.data.view(dtype).view(self._fn.rows, -1)
+        fn = self._matrix()
 
         def make(a: int, b: int, image: Image) -> Launch:
             return LeaveAndEnter(

@@ -8,6 +8,7 @@
 //
 // With so many rows that the card has no place for all clusters at once, the last of them would take as long again (7 rows 11 µs, 8 rows 18).
 // Then blocks stand alone (`attend_apart`), leave their sums in memory, and a second kernel finishes heads (`attend_join`), with the same bits.
+// Cards without clusters always do it so.
 #include "cluster.cuh"
 #include "columns.cuh"
 
@@ -144,7 +145,7 @@ PS_DEVICE void attend_block(const Attention& p) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int rank = APART ? blockIdx.x % CLUSTER : cluster_rank(), head0 = blockIdx.x / CLUSTER * HEADS, row = blockIdx.y;
     const int own = threadIdx.x * CHANNELS / DIM, head = head0 + rank * OWN + own, channel = threadIdx.x * CHANNELS % DIM;
-    if (threadIdx.x == 0) barrier_init(&shared.keys_here, 1), barrier_init(&shared.sums_here, 1), barrier_init_visible();
+    if (threadIdx.x == 0) barrier_init(&shared.keys_here, block_copiers().arrivals()), barrier_init(&shared.sums_here, 1), barrier_init_visible();
     const float sink = p.sinks[head];
     if (threadIdx.x < HEADS) shared.top[threadIdx.x] = -INFINITY, shared.sum[threadIdx.x] = 0;
     if (!p.early) wait_for_previous();
@@ -227,10 +228,19 @@ PS_DEVICE void attend_block(const Attention& p) {
     for (int at = first, phase = 0; at < end; at += KEYS, phase ^= 1) {
         const int here = min(KEYS, end - at), sixteens = (here + 15) / 16;
         if (at > first) __syncthreads();  // all are done with the keys before
-        if (threadIdx.x == 0) barrier_expect(&shared.keys_here, here * DIM * 2);
+        if (BULK && threadIdx.x == 0) barrier_expect(&shared.keys_here, here * DIM * 2);
+        const char* from = nullptr;
         if (const int k = lane * WARPS + warp; k < here) {  // spread over the warps: copies of a warp go one by one
             const int key = at + k;
-            bulk_copy(shared.keys[k], row_of(key, p.picks && key >= near ? picks[key] : key - near), DIM * 2, &shared.keys_here);
+            from = row_of(key, p.picks && key >= near ? picks[key] : key - near);
+            if (BULK) bulk_copy(shared.keys[k], from, DIM * 2, &shared.keys_here);
+        }
+        if (!BULK) {  // the whole warp for one key after the other
+            const Copiers lanes = warp_copiers(lane);
+#pragma unroll 1
+            for (int k = warp, i = 0; k < here; k += WARPS, i++)
+                lanes.copy(shared.keys[k], reinterpret_cast<const char*>(__shfl_sync(ALL, reinterpret_cast<u64>(from), i)), DIM * 2, &shared.keys_here);
+            lanes.close(&shared.keys_here);
         }
         barrier_wait(&shared.keys_here, phase);
 #pragma unroll 1
@@ -357,7 +367,9 @@ PS_DEVICE void attend_block(const Attention& p) {
     cluster_wait();
 }
 
+#if BULK
 extern "C" __global__ void __launch_bounds__(WARPS * WARP) attend(const __grid_constant__ Attention p) { attend_block<false>(p); }
+#endif
 extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2) attend_apart(const __grid_constant__ Attention p) { attend_block<true>(p); }
 
 // grid: (heads / OWN, rows)

@@ -1,4 +1,4 @@
-// Thread-block clusters: blocks that run at the same time and write into each other's shared memory.
+// Thread-block clusters: blocks that run at the same time and write into each other's shared memory.  Only where there are bulk copies.
 #pragma once
 
 #include "common.cuh"

@@ -1,4 +1,4 @@
-// What all kernels share: names for types, the instructions of Hopper that C++ has no word for, and small sums.
+// What all kernels share: names for types, instructions that C++ has no word for, copies, and small sums.
 #pragma once
 
 using u8 = unsigned char;
@@ -12,6 +12,13 @@ using u64 = unsigned long long;
 #endif
 
 #define PS_DEVICE __device__ __forceinline__
+
+// What the card can do, as __CUDA_ARCH__ counts: 860 is 8.6.  A newer card may be treated as an older one (device.py).
+#ifndef CAPABILITY
+#define CAPABILITY __CUDA_ARCH__
+#endif
+#define BULK (CAPABILITY >= 900)        // bulk copies, clusters, kernels that overlap
+#define WARPGROUPS (CAPABILITY == 900)  // products of four warps together
 
 constexpr int WARP = 32;
 constexpr u32 ALL = 0xffffffffu;
@@ -110,10 +117,18 @@ PS_DEVICE u32 ranked_id(u64 rank) { return 0xffffffffu - static_cast<u32>(rank);
 
 // ── kernels that overlap (programmatic dependent launch) ─────────────────────────────────────────────────────────────
 
-// From here on the kernel before has ended and what it wrote can be read.
-PS_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// From here on the kernel before has ended and what it wrote can be read.  Where kernels do not overlap that is always so.
+PS_DEVICE void wait_for_previous() {
+#if BULK
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 // The next kernel may start as soon as all blocks have said so.
-PS_DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+PS_DEVICE void let_next_start() {
+#if BULK
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // One thread, behind a barrier of those whose writes shall be seen: one more.  Lighter than a fence, which orders everything.
 PS_DEVICE u32 count_up(u32* counter) {  // what it was before; what others wrote before they counted can be read
@@ -129,7 +144,7 @@ PS_DEVICE void wait_until(const u32* counter, u32 value) {
     while (seen < value);
 }
 
-// ── shared memory, bulk copies ───────────────────────────────────────────────────────────────────────────────────────
+// ── shared memory, copies to it ──────────────────────────────────────────────────────────────────────────────────────
 
 PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
@@ -137,7 +152,13 @@ PS_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_gen
 PS_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // The same for many bytes that lie at a multiple of 16, as many.
-PS_DEVICE void prefetch(const void* p, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes)); }
+PS_DEVICE void prefetch(const void* p, u32 bytes) {
+#if BULK
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#else
+    for (u32 at = 0; at < bytes; at += 128) prefetch(static_cast<const char*>(p) + at);
+#endif
+}
 
 // All blocks: the same for many bytes.
 PS_DEVICE void fetch_ahead(const char* from, int bytes) {
@@ -156,25 +177,32 @@ PS_DEVICE uint2 load_shared8(u32 address) {
 PS_DEVICE void barrier_init(u64* bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
 }
-PS_DEVICE void barrier_expect(u64* bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
-                 : "memory");
-}
 PS_DEVICE void barrier_arrive(u64* bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
-PS_DEVICE void barrier_wait(u64* bar, u32 parity) {
-    asm volatile(
-        "{\n .reg .pred p;\n"
-        "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @p bra done;\n bra again;\n"
-        "done:\n}\n" ::"r"(shared_address(bar)), "r"(parity) : "memory");
-}
-// The same without waiting.
+// Whether a phase is over.
 PS_DEVICE bool barrier_test(u64* bar, u32 parity) {
     u32 over;
     asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}\n"
                  : "=r"(over) : "r"(shared_address(bar)), "r"(parity) : "memory");
     return over != 0;
+}
+// Until it is.
+PS_DEVICE void barrier_wait(u64* bar, u32 parity) {
+#if BULK
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @p bra done;\n bra again;\n"
+        "done:\n}\n" ::"r"(shared_address(bar)), "r"(parity) : "memory");
+#else
+    while (!barrier_test(bar, parity)) {}
+#endif
+}
+
+// Bulk copies, where there are any: one thread asks, the barrier counts bytes.
+PS_DEVICE void barrier_expect(u64* bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
+                 : "memory");
 }
 PS_DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -190,10 +218,59 @@ PS_DEVICE void stream_copy(void* to, const void* from, u32 bytes, u64* bar) {
                  "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(EVICT_FIRST)
                  : "memory");
 }
-PS_DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// Who barriers are made for knows them only behind this and a barrier of the block or warp.
+PS_DEVICE void barrier_init_visible() {
+#if BULK
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
 // What this thread has written to shared memory comes before bulk copies that are asked for behind a barrier.
-PS_DEVICE void writes_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+PS_DEVICE void writes_visible() {
+#if BULK
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Threads that copy into shared memory together while they do something else: a warp, or a block.  All of them call, with the same
+// arguments: `announce`, copies of multiples of 16 bytes, `close`.  A barrier made for `arrivals` completes a phase when all has come.  With
+// bulk copies the first thread asks for everything; without them every thread copies some pieces of 16 bytes.
+struct Copiers {
+    int number, count;  // the thread's own, and how many they are
+
+#if BULK
+    PS_DEVICE int arrivals() const { return 1; }
+    PS_DEVICE bool copies() const { return number == 0; }
+    PS_DEVICE void announce(u64* bar, u32 bytes) const { barrier_expect(bar, bytes); }
+    PS_DEVICE void copy(void* to, const void* from, u32 bytes, u64* bar) const { bulk_copy(to, from, bytes, bar); }
+    PS_DEVICE void stream(void* to, const void* from, u32 bytes, u64* bar) const { stream_copy(to, from, bytes, bar); }
+    PS_DEVICE void close(u64*) const {}
+#else
+    PS_DEVICE int arrivals() const { return count; }
+    PS_DEVICE bool copies() const { return true; }
+    PS_DEVICE void announce(u64*, u32) const {}
+    PS_DEVICE void copy(void* to, const void* from, u32 bytes, u64*) const {
+        const u32 at = shared_address(to);
+#pragma unroll 4
+        for (u32 i = number * 16; i < bytes; i += count * 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i), "l"(static_cast<const char*>(from) + i) : "memory");
+    }
+    PS_DEVICE void stream(void* to, const void* from, u32 bytes, u64*) const {
+        u64 policy;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        const u32 at = shared_address(to);
+#pragma unroll 4
+        for (u32 i = number * 16; i < bytes; i += count * 16)
+            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(at + i), "l"(static_cast<const char*>(from) + i), "l"(policy)
+                         : "memory");
+    }
+    PS_DEVICE void close(u64* bar) const {  // arrives when this thread's copies have
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+    }
+#endif
+};
+PS_DEVICE Copiers warp_copiers(int lane) { return {lane, WARP}; }
+PS_DEVICE Copiers block_copiers() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
 
 // A warp's own ring of stages.  Nobody else touches it, so one barrier a stage (full) is enough: the warp refills a
 // stage after it has read it.
@@ -209,14 +286,14 @@ struct Ring {
         : memory(memory), bars(bars), stages(stages), stage_bytes(stage_bytes) {
         if (lane == 0) {
 #pragma unroll 1
-            for (int i = 0; i < stages; i++) barrier_init(bars + i, 1);
+            for (int i = 0; i < stages; i++) barrier_init(bars + i, warp_copiers(lane).arrivals());
             barrier_init_visible();
         }
         __syncwarp();
     }
     PS_DEVICE bool full() const { return filled - used == stages; }
     PS_DEVICE char* to_fill() const { return memory + fill_at * stage_bytes; }
-    // One lane calls: announces `bytes` for the next stage; the copies follow.
+    // One lane calls: announces `bytes` for the next stage; bulk copies follow.
     PS_DEVICE u64* announce(u32 bytes) const {
         barrier_expect(bars + fill_at, bytes);
         return bars + fill_at;
@@ -224,6 +301,16 @@ struct Ring {
     PS_DEVICE void advance_fill() {
         filled++;
         if (++fill_at == stages) fill_at = 0;
+    }
+    // All lanes: asks for the next stage, `bytes` from one place.
+    PS_DEVICE void fill(const void* from, u32 bytes, int lane) {
+        const Copiers lanes = warp_copiers(lane);
+        if (lanes.copies()) {
+            lanes.announce(bars + fill_at, bytes);
+            lanes.stream(to_fill(), from, bytes, bars + fill_at);
+            lanes.close(bars + fill_at);
+        }
+        advance_fill();
     }
     PS_DEVICE const char* wait() const {
         barrier_wait(bars + use_at, parity);

@@ -8,7 +8,8 @@
 // for the one before it.  Partial sums wait in shared memory until the block has a few tiles of them: one barrier for all.
 //
 // The inputs of many rows would fill a block's shared memory.  Then a cluster of blocks shares them: every block has some of the slices
-// of all the cluster's tiles, and so some of the columns, and sends its partial sums to the block that finishes the tile.
+// of all the cluster's tiles, and so some of the columns, and sends its partial sums to the block that finishes the tile.  Where that
+// does not help they stay in memory: a warp reads as much of them as of the weights, but from the caches.
 #include "cluster.cuh"
 #include "epilogue.cuh"
 
@@ -98,8 +99,7 @@ struct Filler {
     // Asks for one piece, if there is one.
     PS_DEVICE void fill(Ring& ring, const Dense& p, int group, int warp, int rank, int lane, int clusters) {
         if (left == 0) return;
-        if (lane == 0) stream_copy(ring.to_fill(), at, bytes, ring.announce(bytes));
-        ring.advance_fill();
+        ring.fill(at, bytes, lane);
         at += bytes;
         if (--left) return;
         const Segment& s = p.segments[place.segment];
@@ -123,7 +123,7 @@ PS_DEVICE void run(int first, int end, Ring& ring, int lane, const char* x, cons
     const int t = lane % 4;
     auto scale_of = [&](int set, int cell) {  // cell: behind the last is the halves'
         const int row = set % 2 * 4 + t;
-        const float* scales = reinterpret_cast<const float*>(x + set / 2 * plan.bytes() + plan.scales_at());
+        const float* scales = reinterpret_cast<const float*>(x + set / 2 * plan.piece() + plan.scales_at());
         return row < plan.rows ? scales[cell * PIECE + row] : 0.0f;
     };
     if constexpr (FORMAT == F16 || FORMAT == FP8) {
@@ -191,9 +191,13 @@ PS_DEVICE void products(const Dense& p) {
     const int part = p.halves * p.rows * 16;
     char* rings = reinterpret_cast<char*>(red + p.depth * WARPS * part);
     char* x = rings + WARPS * p.stages * p.stage_bytes;    // [pieces of rows], of the block's columns
-    const InputPlan plan = {p.columns >> LOG_CLUSTER, min(p.rows, PIECE), p.forms};
+    InputPlan plan = {p.columns >> LOG_CLUSTER, min(p.rows, PIECE), p.forms};
+    if constexpr (SOURCE == MEMORY) {
+        plan = {p.columns, min(p.rows, PIECE), p.inputs.image_forms, p.inputs.piece_bytes};
+        x = const_cast<char*>(p.inputs.image) + static_cast<size_t>(group) * plan.bytes();
+    }
 
-    if (threadIdx.x == 0) barrier_init(image_bar, 1), barrier_init(sums_bar, 1), barrier_init_visible();
+    if (threadIdx.x == 0) barrier_init(image_bar, block_copiers().arrivals()), barrier_init(sums_bar, 1), barrier_init_visible();
     if (CLUSTER > 1) cluster_arrive_relaxed();
     __syncthreads();
     Ring ring(rings + warp * p.stages * p.stage_bytes, bars + warp * p.stages, p.stages, p.stage_bytes, lane);
@@ -216,12 +220,14 @@ PS_DEVICE void products(const Dense& p) {
     } else {
         wait_for_previous();
         if (p.late) let_next_start();
-        if constexpr (CLUSTER > 1 || SETS > 2) {
-            if (warp == 0) fetch_columns(p.inputs, plan, x, (SETS + 1) / 2, group, rank, CLUSTER, image_bar, lane);
-        } else if (threadIdx.x == 0) {
-            fetch_image(p.inputs, plan, x, group, image_bar);
+        if constexpr (SOURCE == IMAGE) {
+            if constexpr (CLUSTER > 1 || SETS > 2) {
+                if (!BULK || warp == 0) fetch_columns(p.inputs, plan, x, (SETS + 1) / 2, group, rank, CLUSTER, image_bar, lane);
+            } else {
+                fetch_image(p.inputs, plan, x, group, image_bar);
+            }
+            barrier_wait(image_bar, 0);
         }
-        barrier_wait(image_bar, 0);
     }
     if (CLUSTER > 1) cluster_wait();  // all blocks have begun, and have their barriers
 
@@ -331,7 +337,9 @@ PS_DEVICE void products(const Dense& p) {
 }
 
 #ifdef DENSE_FORMATS  // one mix of formats, one source of inputs: every other instruction would be in the way
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) dense(const __grid_constant__ Dense p) {
+// Blocks of a multiprocessor: as many as make sixteen warps; of inputs in memory one alone, whose many rows take the registers.
+constexpr int BLOCKS = DENSE_SOURCE == MEMORY ? 1 : 16 / WARPS;
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) dense(const __grid_constant__ Dense p) {
     products<DENSE_SETS, DENSE_FORMATS, DENSE_SOURCE>(p);
 }
 #endif

@@ -115,7 +115,7 @@ struct Stages {
         : memory(memory), full(bars), left(bars + count), count(count), bytes(bytes), parity(parity) {}
     PS_DEVICE void make_barriers(int sharers) const {
 #pragma unroll 1
-        for (int i = 0; i < count; i++) barrier_init(full + i, 1), barrier_init(left + i, sharers);
+        for (int i = 0; i < count; i++) barrier_init(full + i, warp_copiers(0).arrivals()), barrier_init(left + i, sharers);
         barrier_init_visible();
     }
     PS_DEVICE const char* wait() const {
@@ -144,6 +144,25 @@ struct Share {
     }
 };
 
+// A stage of a ring: `count` pieces, which lie apart.
+struct Asked {
+    const char* from;
+    char* to;
+    u64* full;
+    int count;
+
+    // All lanes: what lane `of` asks for.
+    PS_DEVICE void copy_of(int of, int bytes, int apart, int lane) const {
+        const Copiers lanes = warp_copiers(lane);
+        const char* source = reinterpret_cast<const char*>(__shfl_sync(ALL, reinterpret_cast<u64>(from), of));
+        char* target = reinterpret_cast<char*>(__shfl_sync(ALL, reinterpret_cast<u64>(to), of));
+        u64* bar = reinterpret_cast<u64*>(__shfl_sync(ALL, reinterpret_cast<u64>(full), of));
+#pragma unroll 1
+        for (int left = __shfl_sync(ALL, count, of); left > 0; left--, source += apart, target += bytes) lanes.stream(target, source, bytes, bar);
+        lanes.close(bar);
+    }
+};
+
 // Lane r has the stages of ring r filled.
 template <int FORMAT>
 PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, int sharers, int lane) {
@@ -152,6 +171,9 @@ PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, i
     const int bytes = sharers * BYTES, pack = stages.bytes / bytes;
     int at = share.begin, job = at / p.tiles, tile = at - job * p.tiles;
     bool more = lane < rings && at < share.end;
+#if !BULK
+    Asked asked;
+#endif
 #pragma unroll 1
     while (__any_sync(ALL, more)) {
         const bool now = more && barrier_test(stages.left + stages.at, stages.parity);
@@ -159,13 +181,22 @@ PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, i
             const int n = min(min(pack, p.tiles - tile), share.end - at);  // of one job
             const char* from = p.weights + ((static_cast<size_t>(jobs.job[job].expert) * p.tiles + tile) * p.cells + share.first_cell) * BYTES;
             char* to = stages.memory + stages.at * stages.bytes;
+#if BULK
             barrier_expect(stages.full + stages.at, n * bytes);
 #pragma unroll 1
             for (int k = 0; k < n; k++, from += static_cast<size_t>(p.cells) * BYTES) stream_copy(to + k * bytes, from, bytes, stages.full + stages.at);
             stages.advance();
+#else
+            asked = {from, to, stages.full + stages.at, n};
+            stages.advance();
+#endif
             at += n, tile += n, more = at < share.end;
             if (tile == p.tiles) tile = 0, job++;
         }
+#if !BULK  // the whole warp for one ring after the other
+#pragma unroll 1
+        for (u32 rings_now = __ballot_sync(ALL, now); rings_now; rings_now &= rings_now - 1) asked.copy_of(__ffs(rings_now) - 1, bytes, p.cells * BYTES, lane);
+#endif
         if (!__any_sync(ALL, now)) __nanosleep(50);  // others have work for this scheduler
     }
 }
@@ -382,11 +413,16 @@ extern "C" __global__ void __launch_bounds__((PASS_WARPS + 1) * 32, 1) experts_p
     u64* bars = reinterpret_cast<u64*>(memory);
     Jobs& jobs = *reinterpret_cast<Jobs*>(memory + 1024);
     char *at = memory + 1024 + JOBS, *grid = nullptr, *own = at + ring * p.ring_bytes;
-    if (EXPERT_FORMAT == IQ2_XXS) {  // rings before the grid and behind it
+    if (EXPERT_FORMAT == IQ2_XXS) {
+#ifdef NARROW_GRID
+        grid = at + rings * p.ring_bytes;
+#else  // rings before the grid and behind it
         grid = memory + (WIDE_GRID - shared_address(memory) % WIDE_GRID) % WIDE_GRID;
         const int before = static_cast<int>(grid - at) / p.ring_bytes;
         if (ring >= before) own = grid + WIDE_GRID + (ring - before) * p.ring_bytes;
-        for (int i = threadIdx.x; i < 256 * 16; i += blockDim.x) *reinterpret_cast<uint2*>(grid + i / 16 * 256 + i % 16 * 8) = p.routed.grid[i / 16];
+#endif
+        for (int i = threadIdx.x; i < 256 * HELD_COPIES; i += blockDim.x)
+            *reinterpret_cast<uint2*>(grid + i / HELD_COPIES * HELD_ENTRY + i % HELD_COPIES * 8) = p.routed.grid[i / HELD_COPIES];
     }
     const Stages stages(own, bars + ring * 2 * p.stages, p.stages, p.stage_bytes, fills);
     if (fills && lane < rings) stages.make_barriers(p.sharers);

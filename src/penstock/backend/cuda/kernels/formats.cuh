@@ -44,7 +44,7 @@ struct Sums {
 // columns of the operand do not meet, and nobody looks at the results.
 PS_DEVICE int plane_of(const InputPlan& p, int set, int lane, int stride) {
     const int g = lane / 4, in_piece = set % 2;
-    return set / 2 * p.bytes() + (4 * in_piece + g / 2 < p.rows ? 8 * in_piece + g : g % 2) * stride;
+    return set / 2 * p.piece() + (4 * in_piece + g / 2 < p.rows ? 8 * in_piece + g : g % 2) * stride;
 }
 
 // Inputs of a cell as planes in shared memory.
@@ -226,12 +226,24 @@ PS_DEVICE void cells_iq2_xxs(const char* cell, int apart, const char* grid, int 
 }
 
 // The same for one cell and inputs in registers, where every instruction counts.  The grid lies at a multiple of 64 KB of shared memory,
-// entry e at 256 e, so that one permutation makes an address.
+// entry e at 256 e, so that one permutation makes an address.  NARROW_GRID: where there is less, it has half as many copies, anywhere.
 constexpr int WIDE_GRID = 1 << 16;
+#ifdef NARROW_GRID
+constexpr int HELD_COPIES = 8, HELD_ENTRY = 64;  // bytes from an entry to the next
+#else
+constexpr int HELD_COPIES = 16, HELD_ENTRY = 256;
+#endif
+PS_DEVICE u32 entry_at(u32 copy, u32 bytes, int number, u32 apart) {  // of the entry that is byte `number`
+#ifdef NARROW_GRID
+    return permute(bytes, 0, 0x4440 + number) * apart + copy;
+#else
+    return permute(bytes, copy, 0x7604 + 16 * number);
+#endif
+}
 template <class Source>
 PS_DEVICE void cell_iq2_xxs(const char* cell, const char* grid, int lane, const Source& x, float scale, Sums<1>& sums) {
     const int g = lane / 4;
-    const u32 copy = shared_address(grid) + lane % 16 * 8, two = hidden(2);
+    const u32 copy = shared_address(grid) + lane % HELD_COPIES * 8, two = hidden(2), apart = hidden(HELD_ENTRY);
     const uint4 index = load16(cell + lane * 16), signs = load16(cell + 512 + lane * 16);
     const uint2 small = load8(cell + 1024 + g * 8);
     const u32 d = load4(cell + 1088 + g * 4);
@@ -244,8 +256,8 @@ PS_DEVICE void cell_iq2_xxs(const char* cell, const char* grid, int lane, const 
 #pragma unroll
     for (int order = 0; order < STEPS; order++) {  // steps 1, 0, 3, 2 …
         const int i = order ^ 1;
-        const uint2 v0 = load_shared8(permute(pairs[i / 2], copy, i % 2 ? 0x7624 : 0x7604));
-        const uint2 v1 = load_shared8(permute(pairs[i / 2], copy, i % 2 ? 0x7634 : 0x7614));
+        const uint2 v0 = load_shared8(entry_at(copy, pairs[i / 2], i % 2 * 2, apart));
+        const uint2 v1 = load_shared8(entry_at(copy, pairs[i / 2], i % 2 * 2 + 1, apart));
         u32 mask[4];
 #pragma unroll
         for (int r = 3; r >= 0; r--) mask[r] = permute_signs(bits[i / 2], 0, 0xba98), bits[i / 2] *= two;
@@ -421,7 +433,13 @@ PS_DEVICE void piece_f16(const char* piece, int lane, const char* at, const Inpu
 // Two e4m3 numbers as halfs, exact.
 PS_DEVICE u32 halves_of_fp8(u32 pair) {
     u32 d;
+#if CAPABILITY >= 890
     asm("{ .reg .b16 s; cvt.u16.u32 s, %1; cvt.rn.f16x2.e4m3x2 %0, s; }" : "=r"(d) : "r"(pair));
+#else  // their bits are those of halfs that are 2^-8 of them, but for the largest, which is none
+    const u32 bytes = permute(pair, 0, 0x1404), sizes = bytes >> 1 & 0x3f803f80, none = __vcmpeq2(sizes, 0x3f803f80);
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(sizes), "r"(0x5c005c00));  // 2^8
+    d |= (bytes & 0x80008000) | (none & 0x7fff7fff);
+#endif
     return d;
 }
 PS_DEVICE float power_of_two(u32 e) { return bits_float(e ? e << 23 : 0x00400000u); }  // 2^(e − 127)

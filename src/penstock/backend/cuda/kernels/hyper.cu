@@ -210,8 +210,118 @@ PS_DEVICE void leave_and_enter(const LeaveAndEnter& p) {
 }
 
 constexpr int THREADS = (WARPS + 1) * WARP;
+#if BULK
 extern "C" __global__ void __launch_bounds__(THREADS) leave_and_enter_f16(const __grid_constant__ LeaveAndEnter p) { leave_and_enter<1>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) leave_and_enter_f32(const __grid_constant__ LeaveAndEnter p) { leave_and_enter<2>(p); }
+#endif
+
+// Without clusters the sums go through memory: one kernel leaves the sublayer and makes the products of every cell, a second one adds them up
+// and collapses the streams, and `make_image` has the rest.
+struct LeaveApart {
+    float* streams;    // [rows, 4, hidden], in place
+    const float* y;    // [rows, hidden]: the sublayer's output, or null
+    const float* mix;  // [rows, 24], of the streams before it
+    const void* fn;    // [outs, 4 · hidden], F16 or F32
+    float* parts;      // [rows, MIX + 1, cells]
+    int outs, hidden;
+};
+
+// grid: (cells, rows).  A warp has outs warp, warp + 8, …; the sum of squares is the last of 25.
+template <int WORDS>
+PS_DEVICE void leave_apart(const LeaveApart& p) {
+    __shared__ __align__(16) float xs[STREAMS][2 * HALF_CELL];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, cell = blockIdx.x, row = blockIdx.y, d = cell * CELL + threadIdx.x;
+    const size_t total = static_cast<size_t>(STREAMS) * p.hidden;
+    let_next_start();
+    wait_for_previous();
+    float v[STREAMS] = {};
+    if (d < p.hidden) {
+        float* at = p.streams + row * total + d;
+        float s[STREAMS];
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) v[j] = s[j] = at[j * p.hidden];
+        if (p.y) {
+            const float y = p.y[static_cast<size_t>(row) * p.hidden + d];
+            const float *post = p.mix + row * MIX + STREAMS, *comb = post + STREAMS;
+#pragma unroll
+            for (int j = 0; j < STREAMS; j++) {
+                v[j] = post[j] * y;
+#pragma unroll
+                for (int i = 0; i < STREAMS; i++) v[j] = fmaf(comb[i * STREAMS + j], s[i], v[j]);
+                at[j * p.hidden] = v[j];
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < STREAMS; j++) xs[j][place_in_cell(threadIdx.x)] = v[j];
+    __syncthreads();
+    const int column = cell * CELL + lane * 8;
+#pragma unroll 1
+    for (int o = warp; o <= MIX; o += WARPS) {
+        if (o >= p.outs && o < MIX) continue;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) {
+            const float4 a = *reinterpret_cast<const float4*>(&xs[j][lane * 4]), b = *reinterpret_cast<const float4*>(&xs[j][HALF_CELL + lane * 4]);
+            const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            uint4 fn[WORDS] = {};
+            if (o < MIX && column < p.hidden) {
+                const char* from = static_cast<const char*>(p.fn) + (o * total + j * p.hidden + column) * (2 * WORDS);
+#pragma unroll
+                for (int w = 0; w < WORDS; w++) fn[w] = load16(from + 16 * w);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum = fmaf(o < MIX ? number(fn, i) : x[i], x[i], sum);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) p.parts[(static_cast<size_t>(row) * (MIX + 1) + o) * gridDim.x + cell] = sum;
+    }
+}
+extern "C" __global__ void __launch_bounds__(CELL) leave_apart_f16(const __grid_constant__ LeaveApart p) { leave_apart<1>(p); }
+extern "C" __global__ void __launch_bounds__(CELL) leave_apart_f32(const __grid_constant__ LeaveApart p) { leave_apart<2>(p); }
+
+struct CollapseApart {
+    const float *streams, *parts;
+    const float *base, *scale;  // as of `LeaveAndEnter`
+    float* mix;                 // [rows, 24]
+    float* x;                   // [rows, x_stride]: what the streams collapse to, before its norm
+    int outs, hidden, x_stride, iterations;
+    float eps, hc_eps;
+};
+
+// grid: (cells, rows).  Every warp works out the coefficients: pre 0 – 3, post 4 – 7, logits of comb 8 – 23.  The ninth of the first block
+// balances the matrix.
+extern "C" __global__ void __launch_bounds__(THREADS) collapse_apart(const __grid_constant__ CollapseApart p) {
+    __shared__ float balanced[PARTIAL];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.y, cells = gridDim.x, d = blockIdx.x * CELL + threadIdx.x;
+    const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
+    let_next_start();
+    wait_for_previous();
+    float sum = 0;
+    if (lane < p.outs || lane == MIX) {
+        const float* parts = p.parts + (static_cast<size_t>(row) * (MIX + 1) + lane) * cells;
+#pragma unroll 8
+        for (int cell = 0; cell < cells; cell++) sum += parts[cell];
+    }
+    const float factor = inverse_root(__shfl_sync(ALL, sum, MIX) / (static_cast<float>(STREAMS) * static_cast<float>(p.hidden)) + p.eps);
+    float coefficient = lane < p.outs ? fmaf(sum * factor, p.scale[group], p.base[lane]) : 0.0f;
+    if (group < 2) coefficient = sigmoid(coefficient) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
+    if (warp == WARPS) {
+        if (blockIdx.x) return;
+        float* mix = p.mix + row * MIX;
+        if (lane < min(p.outs, 8)) mix[lane] = coefficient;
+        const float logit = __shfl_sync(ALL, coefficient, (lane & 15) + 8);
+        if (p.outs == MIX) sinkhorn(logit, p.iterations, p.hc_eps, lane, balanced, mix + 8);
+        return;
+    }
+    float x = 0;
+#pragma unroll
+    for (int j = 0; j < STREAMS; j++) {
+        const float pre = __shfl_sync(ALL, coefficient, j);
+        if (d < p.hidden) x = fmaf(pre, p.streams[(static_cast<size_t>(row) * STREAMS + j) * p.hidden + d], x);
+    }
+    if (d < p.hidden) p.x[static_cast<size_t>(row) * p.x_stride + d] = x;
+}
 
 struct MakeImage {
     Inputs inputs;

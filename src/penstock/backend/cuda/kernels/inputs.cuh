@@ -72,6 +72,7 @@ constexpr int LOG_PIECE = 3, PIECE = 1 << LOG_PIECE;  // more rows are in pieces
 // Where the forms of `rows` rows, at most a piece, of `columns` numbers lie; columns is a multiple of 256.
 struct InputPlan {
     int columns, rows, forms;
+    int apart = 0;  // bytes from a piece to the next, where something lies in between
 
     PS_DEVICE int digit_stride() const { return columns + 32; }
     PS_DEVICE int half_stride() const { return 2 * columns + 32; }
@@ -82,6 +83,7 @@ struct InputPlan {
     PS_DEVICE int scales_at() const { return floats_at() + (forms & FLOATS ? rows * float_stride() : 0); }
     // [cells][8] scales of the digits, then [8] of the halves
     PS_DEVICE int bytes() const { return scales_at() + (columns / CELL + 1) * 8 * 4; }
+    PS_DEVICE int piece() const { return apart ? apart : bytes(); }
 };
 
 PS_DEVICE void store_digits(char* at, const InputPlan& p, int row, int cell, int lane, const Digits& d) {
@@ -189,23 +191,32 @@ PS_DEVICE RowScale row_scale(const float* squares, const float* largest, int cel
     return whole_row(warp_sum(sum) / static_cast<float>(width), warp_largest(most), norm, eps);
 }
 
-// One thread: asks for the planes of a piece of rows.  They are in place when `bar` completes its first phase.
-PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int group, u64* bar) {
+// Who copies it: the planes of a piece of rows, of one group of columns.
+PS_DEVICE void copy_planes(const Copiers& who, const Inputs& in, const InputPlan& p, char* at, int group, u64* bar) {
     const InputPlan from = {p.columns, p.rows, in.image_forms};
     const char* image = in.image + static_cast<size_t>(group) * from.bytes();
     const u32 digits = 2 * p.rows * p.digit_stride(), halves = 2 * p.rows * p.half_stride(), floats = p.rows * p.float_stride();
     const u32 scales = p.bytes() - p.scales_at();
-    barrier_expect(bar, (p.forms & DIGITS ? digits : 0) + (p.forms & NEGATED ? digits : 0) + (p.forms & HALVES ? halves : 0) +
-                            (p.forms & FLOATS ? floats : 0) + scales);
-    if (p.forms & DIGITS) bulk_copy(at, image, digits, bar);
-    if (p.forms & NEGATED) bulk_copy(at + p.negated_at(), image + from.negated_at(), digits, bar);
-    if (p.forms & HALVES) bulk_copy(at + p.halves_at(), image + from.halves_at(), halves, bar);
-    if (p.forms & FLOATS) bulk_copy(at + p.floats_at(), image + from.floats_at(), floats, bar);
-    bulk_copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
+    who.announce(bar, (p.forms & DIGITS ? digits : 0) + (p.forms & NEGATED ? digits : 0) + (p.forms & HALVES ? halves : 0) +
+                          (p.forms & FLOATS ? floats : 0) + scales);
+    if (p.forms & DIGITS) who.copy(at, image, digits, bar);
+    if (p.forms & NEGATED) who.copy(at + p.negated_at(), image + from.negated_at(), digits, bar);
+    if (p.forms & HALVES) who.copy(at + p.halves_at(), image + from.halves_at(), halves, bar);
+    if (p.forms & FLOATS) who.copy(at + p.floats_at(), image + from.floats_at(), floats, bar);
+    who.copy(at + p.scales_at(), image + from.scales_at(), scales, bar);
+}
+// All threads of a block: asks for them.  They are in place when `bar`, made for the block's arrivals, completes its first phase.
+PS_DEVICE void fetch_image(const Inputs& in, const InputPlan& p, char* at, int group, u64* bar) {
+    const Copiers all = block_copiers();
+    if (!all.copies()) return;
+    copy_planes(all, in, p, at, group, bar);
+    all.close(bar);
 }
 
-// One warp: the same for some of the columns, those of block `rank` of a cluster, and all pieces of rows.  p: of the block's columns
+// One warp, or without bulk copies all of a block: the same for all pieces of rows and, in a cluster, some of the columns, those of block
+// `rank`.  p: of the block's columns
 PS_DEVICE void fetch_columns(const Inputs& in, const InputPlan& p, char* at, int pieces, int group, int rank, int blocks, u64* bar, int lane) {
+#if BULK
     const InputPlan from = {p.columns * blocks, p.rows, in.image_forms};
     const char* image = in.image + static_cast<size_t>(group) * from.bytes();
     const int planes = 2 * p.rows, scales = p.columns / CELL * PIECE * 4;
@@ -229,11 +240,18 @@ PS_DEVICE void fetch_columns(const Inputs& in, const InputPlan& p, char* at, int
             bulk_copy(at + p.scales_at() + scales, image + from.scales_at() + blocks * scales, PIECE * 4, bar);
         }
     }
+#else  // no clusters
+    Inputs piece = in;
+    const Copiers all = block_copiers();
+#pragma unroll 1
+    for (int i = 0; i < pieces; i++, piece.image += in.piece_bytes, at += p.bytes()) copy_planes(all, piece, p, at, group, bar);
+    all.close(bar);
+#endif
 }
 
-// Where a kernel's inputs come from: an image or rows of floats.  Code that is never run still has to be fetched past, and most of a decode
-// kernel's instructions run once: kernels are made for the source they have.
-enum Source { IMAGE, ROWS };
+// Where a kernel's inputs come from: an image, rows of floats, or an image that stays in memory, because a block has no room for it.  Code that
+// is never run still has to be fetched past, and most of a decode kernel's instructions run once: kernels are made for the source they have.
+enum Source { IMAGE, ROWS, MEMORY };
 
 // All threads of a block of WARPS warps: the forms of rows of floats.  Squares are added within a cell, then over the cells: an order that
 // depends on neither the number of warps nor that of rows.  Digits do not wait for the norm, which goes into their scale.

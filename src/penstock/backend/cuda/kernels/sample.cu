@@ -6,7 +6,14 @@
 // They are added as whole multiples of 2^-44, so no order of adding matters: the same logits and the same chance give the same token.
 #include "common.cuh"
 
-constexpr int THREADS = 1024, WARPS = THREADS / WARP, BLOCKS = 8;  // BLOCKS: of a row
+constexpr int THREADS = 1024, WARPS = THREADS / WARP;
+#if BULK
+constexpr int BLOCKS = 8;  // of a row
+#define ROW_OF_BLOCKS __cluster_dims__(BLOCKS, 1, 1)
+#else  // no clusters: one, and the row lies in memory
+constexpr int BLOCKS = 1;
+#define ROW_OF_BLOCKS
+#endif
 
 struct Edit {
     int id, repeated;  // repeated: the repetition penalty applies
@@ -67,10 +74,17 @@ PS_DEVICE u64 warp_add(u64 v) {
     return v;
 }
 
-PS_DEVICE void all_blocks() { asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"); }
+PS_DEVICE void all_blocks() {
+#if BULK
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
 
 // What lies at `here` in the shared memory of another block of the row.
 PS_DEVICE u64 shared_of(const u64* here, int block) {
+    if (BLOCKS == 1) return *here;
     u32 there;
     u64 v;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(block));
@@ -78,7 +92,7 @@ PS_DEVICE u64 shared_of(const u64* here, int block) {
     return v;
 }
 
-// A block has one of eight stretches of a row's neighbours, warp w the w-th of 32 stretches of that.  Indices count from the block's first.
+// A block has one of BLOCKS stretches of a row's neighbours, warp w the w-th of 32 stretches of that.  Indices count from the block's first.
 struct Row {
     int begin, end, warp, lane, block, turn;
     u64* scratch;  // [WARPS] in shared memory
@@ -243,7 +257,7 @@ PS_DEVICE void say(const Sample& p, int row, const float* raw, int token, float 
 }
 
 // grid: (rows · BLOCKS)
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS) sample(const __grid_constant__ Sample p) {
+extern "C" __global__ void ROW_OF_BLOCKS __launch_bounds__(THREADS) sample(const __grid_constant__ Sample p) {
     extern __shared__ u64 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     float* stretch = reinterpret_cast<float*>(&shared + 1);

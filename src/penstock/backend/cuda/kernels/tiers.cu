@@ -168,7 +168,9 @@ extern "C" __global__ void __launch_bounds__(256) receive_rows(const __grid_cons
         u32 seen;
         do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(p.arrived + threadIdx.x) : "memory");
         while (static_cast<int>(seen - wanted) < 0);
+#if BULK
         asm volatile("fence.proxy.async.global;" ::: "memory");  // bulk copies will read them
+#endif
     }
     __syncthreads();
     if (threadIdx.x == 0) times[3] = now();
