@@ -8,6 +8,7 @@ WITHOUT_A_CARD = (
     "test_graphs.py",
     "test_held_tiles.py",
     "test_layouts.py",
+    "test_prefill_forms.py",
     "test_profile.py",
     "test_states.py",
 )
