@@ -21,7 +21,7 @@ struct KeyFetcher {
     const u32 stages;
     RowKeys& keys;  // in shared memory: of the row whose keys are fetched now
     const int end, blocks;
-    int work, first = 0, at = 0;  // at: the stage that is filled next, so the one in use once that has been asked for
+    int work, first = 0, count = 0, at = 0;  // at: the stage that is filled next, so the one in use once that has been asked for
     const char* upcoming = nullptr;
 
     PS_DEVICE KeyFetcher(const AttendRows& p, char* stages, RowKeys& keys, int blocks)
@@ -30,12 +30,12 @@ struct KeyFetcher {
     }
     PS_DEVICE void look_up(const RowKeys& row) {
         const int key = first + static_cast<int>(threadIdx.x) / WARP * 4 + static_cast<int>(threadIdx.x) % 4;
-        upcoming = row.at(min(key, row.near + row.far - 1));
+        upcoming = row.at(min(key, count - 1));
     }
     PS_DEVICE void begin() {
         const RowKeys found(p.keys, work / blocks, DIM);
-        first = 0, look_up(found);
-        if (threadIdx.x == 0) keys = found;  // nobody reads them before the next barrier
+        first = 0, count = found.near + found.far, look_up(found);
+        if (threadIdx.x == 0) keys = found;  // those before have been read behind another barrier, these are behind the next
     }
     PS_DEVICE void fetch() {
         if (work < end) {
@@ -48,7 +48,7 @@ struct KeyFetcher {
                 cp_async16(place, from), cp_async16(place + 4 * STAGE_BLOCK, from + 512);
             }
             first += KEYS;
-            if (first < keys.near + keys.far) look_up(keys);
+            if (first < count) look_up(keys);
             else if ((work += gridDim.x) < end) begin();
         }
         at ^= 1;
