@@ -114,7 +114,7 @@ struct Multiplier {
 #pragma unroll
             for (int k = 0; k < PART; k++) {
                 const int own = GATE_UP ? 0 : k;  // pairs lie beside each other, and of each a warp has both halves
-                const TwoHalves from = {{cells + own * next, cells + next}, {rest + own * BEHIND, rest + BEHIND}, k};
+                const TwoHalves from = {{cells + own * next, cells + next}, k, {rest + own * BEHIND, rest + BEHIND}};
                 Weights::template step<GATE_UP>(from, grid, lane, 2 * quarter + step, pass, a[k]);
             }
 #pragma unroll

@@ -118,7 +118,7 @@ struct Multiplier {
             for (int piece = 0; piece < p.cells * (CELL / Weights::columns); piece++) {
                 w.wait_full();
                 const char* cells = rings + w.at * STAGE_BYTES + (GATE_UP ? warp / 2 * 2 : warp) * PIECE_BYTES;
-                const TwoHalves from = {{cells, cells + PIECE_BYTES}, {cells, cells + PIECE_BYTES}, warp % 2};
+                const TwoHalves from = {{cells, cells + PIECE_BYTES}, warp % 2};
 #pragma unroll 1
                 for (int block = 0; block < Weights::columns / BLOCK; block++) {
 #pragma unroll

@@ -59,8 +59,13 @@ PS_DEVICE u32 last_bytes(u32 codes) { return sub_halves(permute(codes, TWO_1024,
 // Where a warp's two times eight rows are: half h of a cell has rows 8 h …
 struct TwoHalves {
     const char* cell[2];
-    const char* behind[2];  // the same, for what lies behind the plane of codes: a cell may come in parts
-    int half;               // which of each, where there are two cells
+    int half;  // which of each, where there are two cells
+#if WARPGROUPS
+    PS_DEVICE const char* behind(int k) const { return cell[k]; }
+#else  // what lies behind the plane of codes comes by itself
+    const char* rest[2];
+    PS_DEVICE const char* behind(int k) const { return rest[k]; }
+#endif
 };
 
 template <int FORMAT>
@@ -82,10 +87,10 @@ struct Unpack<Q8_0> {
         if (PAIRED) {
             const uint4 v = load16(from.cell[1] + i * 512 + lane * 16);
             codes[0] = of_half(w, from.half), codes[1] = of_half(v, from.half);
-            d = permute(load4(from.behind[0] + scales), load4(from.behind[1] + scales), from.half ? 0x7632 : 0x5410);
+            d = permute(load4(from.behind(0) + scales), load4(from.behind(1) + scales), from.half ? 0x7632 : 0x5410);
         } else {
             codes[0] = of_half(w, 0), codes[1] = of_half(w, 1);
-            d = load4(from.behind[0] + scales);
+            d = load4(from.behind(0) + scales);
         }
         d = mul_halves(d, TWO_64);
 #pragma unroll
@@ -175,7 +180,7 @@ struct Unpack<Q6_K> {
         const uint4 w = load16(from.cell[0] + i * 512 + lane * 16);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const uint2 codes = of_half(PAIRED && k ? load16(cell + i * 512 + lane * 16) : w, h);
             const u32 small = *reinterpret_cast<const u8*>(behind + 4096 + lane / 4 * 32 + h * 16 + 2 * i + lane % 4 / 2) ^ 0x80;  // + 128
@@ -212,7 +217,7 @@ struct Unpack<FP8> {
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const u32 e = *reinterpret_cast<const u8*>(behind + 4096 + lane / 4 * 4 + h * 2 + i / 4);
             const float power = e > 248 ? INFINITY : bits_float((e + 6) << 23);  // 2^(e − 127) · 64
@@ -303,7 +308,7 @@ struct Unpack<Q4_K> {
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
             const u8* small = reinterpret_cast<const u8*>(behind + 2048 + lane / 4 * 32 + h * 16 + i);
@@ -323,7 +328,7 @@ struct Unpack<MXFP4> {
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
             const u32 e = *reinterpret_cast<const u8*>(behind + 2048 + lane / 4 * 16 + h * 8 + i);
