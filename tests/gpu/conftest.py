@@ -9,6 +9,7 @@ WITHOUT_A_CARD = (
     "test_held_tiles.py",
     "test_kernels.py",
     "test_layouts.py",
+    "test_prefill_forms.py",
     "test_profile.py",
     "test_shapes.py",
     "test_states.py",

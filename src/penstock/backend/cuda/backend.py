@@ -144,7 +144,7 @@ class CudaBackend(DeviceBackend):
         self.activate()
         with translated("experts"):
             stack = CudaExpertStack(experts, used)
-        if not stack.fast or self.card.capability != (9, 0):
+        if not stack.fast:
             raise OptionError(
                 f"device is {self.name!r}: {self.card.name} has no products for experts of type "
                 f"{kinds_of(experts)} alone; device cpu does that"
@@ -172,8 +172,7 @@ class CudaBackend(DeviceBackend):
         states.limit = nbytes
 
     def step_rows(self, config: ModelConfig, kv_dtype: str, experts: Sequence[Sequence[TensorInfo]]) -> int:
-        # The tensor cores of later cards have other instructions.
-        self.long_steps = self.card.capability == (9, 0) and takes_long_steps(config, kv_dtype, experts)
+        self.long_steps = takes_long_steps(config, kv_dtype, experts)
         return LONG_ROWS if self.long_steps else STEP_ROWS
 
     @property

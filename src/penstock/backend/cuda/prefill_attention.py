@@ -28,7 +28,9 @@ from penstock.backend.cuda.prefill_products import HALF_SCALE, HalfRows
 
 DIM, INDEX_DIM, INDEX_HEADS, _INDEX_ROWS = 512, 128, 64, 4
 OUT_SCALE = 1 / 16  # 1 / UP of prefill_attention.cu
-_ATTENTION_BYTES = 2048 + 64 * DIM * 2 + 4 * 32 * DIM * 2 + 64 * 64 * 2
+# Threads and shared memory of a block: as prefill_attention_wgmma.cuh or _mma.cuh has it
+OF_WARPGROUPS = 384, 2048 + 64 * DIM * 2 + 4 * 32 * DIM * 2 + 64 * 64 * 2
+OF_WARPS = 256, 2 * 32 * DIM * 2 + 8 * 16 * 32 * 4 + 1024
 _INDEXER_BYTES = 4 * 64 * INDEX_DIM * 2 + 2 * 4 * 4 * 64 * 4
 
 
@@ -248,5 +250,6 @@ def attend(
         address(q), address(q_scales), keys, address(places.turns), address(sinks), address(out.halves), heads, rows,
         places.rope, eps, HALF_SCALE,
     )  # fmt: skip
-    found = kernel("prefill_attention.cu", "attend_rows", _ATTENTION_BYTES)
-    found.launch(min(card().multiprocessors, rows * -(-heads // 64)), 384, (argument,))
+    threads, shared = OF_WARPGROUPS if card().warpgroups else OF_WARPS
+    found = kernel("prefill_attention.cu", "attend_rows", shared)
+    found.launch(min(card().multiprocessors, rows * -(-heads // 64)), threads, (argument,))

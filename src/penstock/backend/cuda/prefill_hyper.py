@@ -12,7 +12,7 @@ from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
 STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
 MAX_HIDDEN = 8192
 _ROWS, _PARTIAL = 16, 32
-_STAGED = 8 * 2 * 10 * 32 * 16 + 8 * 16 * 25 * 4  # STAGED_BYTES and SUM_BYTES
+_STAGED = 2 * 10 * 32 * 16 + 16 * 25 * 4  # STAGED_BYTES and SUM_BYTES, of a warp
 _PART = 112 << 10  # of the mixing matrix, at most: what is left of a block's shared memory
 
 
@@ -32,6 +32,11 @@ class _CollapseRows(ctypes.Structure):
     )  # fmt: skip
 
 
+def _warps() -> int:
+    """Of a block: eight, or four where eight would leave less than half of that."""
+    return 8 if card().shared_limit - 8 * _STAGED > _PART // 2 else 4
+
+
 def _part(hidden: int, splits: int, size: int) -> int:
     """Bytes of a split's part of the matrix in shared memory."""
     blocks = (hidden + 15) // 16  # of sixteen channels
@@ -39,9 +44,11 @@ def _part(hidden: int, splits: int, size: int) -> int:
 
 
 def splits(hidden: int, fn: torch.dtype) -> int:
-    """Into how many the channels are divided: by the shape alone, because the order of sums follows from it."""
+    """Into how many the channels are divided: by the shape and the kind of card alone, because the order of sums
+    follows from it."""
     size = torch.empty(0, dtype=fn).element_size()
-    return next(n for n in range(1, 1 << 20) if _part(hidden, n, size) <= _PART)
+    room = min(_PART, card().shared_limit - _warps() * _STAGED)
+    return next(n for n in range(1, 1 << 20) if _part(hidden, n, size) <= room)
 
 
 def partial_sums(rows: int, hidden: int, fn: torch.dtype) -> tuple[int, int, int]:
@@ -62,11 +69,11 @@ def leave_and_mix(
         address(streams), address(y), address(coefficients), address(fn), address(partial), int(f32), MIX, rows,
         hidden,
     )  # fmt: skip
-    parts = partial.shape[0] if partial is not None else 8
-    shared = _STAGED + (_part(hidden, parts, fn.element_size()) if fn is not None else 0)
-    found = kernel("prefill_hyper.cu", f"leave_and_mix_rows_{'f32' if f32 else 'f16'}", shared)
+    parts, warps = partial.shape[0] if partial is not None else 8, _warps()
+    shared = warps * _STAGED + (_part(hidden, parts, fn.element_size()) if fn is not None else 0)
+    found = kernel("prefill_hyper.cu", f"leave_and_mix_rows_{'f32' if f32 else 'f16'}_{warps}", shared)
     blocks = min(-(-rows // _ROWS), max(1, card().multiprocessors // parts))
-    found.launch((blocks, parts), 256, (argument,))
+    found.launch((blocks, parts), 32 * warps, (argument,))
 
 
 def collapse(

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import floor, inf, log2
+from typing import NamedTuple
 
 import torch
 
 from penstock.backend.cuda.device import card
 from penstock.backend.cuda.inputs import FLOAT, INT, LONG, VOID, address
 from penstock.backend.cuda.launch import Kernel, kernel, module
-from penstock.backend.cuda.layouts import CELL, LAYOUTS
+from penstock.backend.cuda.layouts import CELL, FP8_128, LAYOUTS
 from penstock.backend.cuda.weights import Packed, iq2_xxs_grid
 from penstock.weights import types
 from penstock.weights.types import WeightType
@@ -28,9 +29,13 @@ MAX_SEGMENTS = 8
 HALF_SCALE = 32.0  # as in prefill_product.cu
 WIDTHS = tuple(range(128, 0, -16))  # inputs of a tile, as prefill_product.cu has them
 MOST = WIDTHS[0]
-_THREADS, _TILES = 640, 16
-_INPUT_BYTES = 5 * MOST * 64 * 2  # X_STAGES · X_BYTES
+_BLOCK_BYTES = MOST * 64 * 2  # X_BYTES: 64 columns of a tile's inputs
 _PIECES = {types.F16: 4, types.BF16: 4, types.F32: 4}  # of a cell; all others are streamed cell by cell
+# Of a cell, what lies step by step (`codes` of unpack.cuh); the two that are missing have it in another order
+CODES = {
+    types.Q8_0: 4096, types.Q6_K: 4096, FP8_128: 4096, types.Q4_K: 2048, types.MXFP4: 2048,
+    types.F16: 8192, types.BF16: 8192, types.F32: 16384,
+}  # fmt: skip
 _GRID_BYTES = 256 * 8 * 16
 
 
@@ -113,16 +118,35 @@ class Items:
     factors: torch.Tensor | None = None  # float32 [items]: what results are multiplied with
 
 
+class _Form(NamedTuple):
+    """How the product is cut on this card."""
+
+    tiles: int  # of sixteen rows of weights, to a block
+    threads: int
+    stages: int  # of weights; where warps multiply by themselves, of inputs too
+    shared: int  # bytes
+    options: tuple[str, ...] = ()
+
+
+def form_of(kind: WeightType, warpgroups: bool, room: int) -> _Form:
+    """For a card whose blocks have `room` bytes of shared memory: as prefill_product_wgmma.cuh or _mma.cuh has it."""
+    cell, grid = LAYOUTS[kind].cell_bytes, _GRID_BYTES if kind is types.IQ2_XXS else 0
+    if warpgroups:
+        stage, fixed = 16 * cell // _PIECES.get(kind, 1), 1024 + 5 * _BLOCK_BYTES + grid
+        stages = min(4, (room - fixed) // stage)
+        return _Form(16, 640, stages, fixed + stages * stage)
+    tiles, codes = 8 if kind is types.F32 else 16, CODES.get(kind, 0)
+    stage, fixed = _BLOCK_BYTES + tiles * codes // 4, grid + 2 * tiles * (cell - codes)
+    stages = min(4, (room - fixed) // stage)
+    return _Form(tiles, 16 * tiles, stages, fixed + stages * stage, (f"-DSTAGES={stages}",))
+
+
 @cache
-def _kernel(kind: WeightType, paired: bool) -> tuple[Kernel, int]:
-    """The product for one format, and how many stages its weights have."""
-    stage = _TILES * LAYOUTS[kind].cell_bytes // _PIECES.get(kind, 1)
-    fixed = 1024 + _INPUT_BYTES + (_GRID_BYTES if kind is types.IQ2_XXS else 0)
-    stages = min(4, (card().shared_limit - fixed) // stage)
-    source = module(
-        "prefill_product.cu", f"-DWEIGHT_FORMAT={LAYOUTS[kind].number}", f"-DGATE_UP={int(paired)}"
-    )
-    return source.kernel("prefill_product", fixed + stages * stage), stages
+def _kernel(kind: WeightType, paired: bool) -> tuple[Kernel, _Form]:
+    """The product for one format."""
+    form = form_of(kind, card().warpgroups, card().shared_limit)
+    options = (f"-DWEIGHT_FORMAT={LAYOUTS[kind].number}", f"-DGATE_UP={int(paired)}", *form.options)
+    return module("prefill_product.cu", *options).kernel("prefill_product", form.shared), form
 
 
 def prepare(kinds: Iterable[tuple[WeightType, bool]]) -> None:
@@ -151,8 +175,8 @@ def _launch(
         raise ValueError("matrices of one launch have one format and the same columns")
     if first.cells * CELL > x.halves.shape[2] or planes > x.planes:
         raise ValueError(f"{first.columns} columns in {planes} planes, of inputs {list(x.halves.shape)}")
-    product, stages = _kernel(first.kind, first.paired)
-    share = _TILES // 2 if first.paired else _TILES  # tiles to a block
+    product, form = _kernel(first.kind, first.paired)
+    share = form.tiles // 2 if first.paired else form.tiles
     units = sum(-(-m.tiles // share) for m in matrices)
     each = _width(units * first.count, rows)
     work = units * (len(items.tiles) if items else first.count * -(-rows // each))
@@ -162,9 +186,9 @@ def _launch(
         address(items.gather if items else None), address(items.tiles if items else None),
         address(items.tile_count if items else None), address(items.factors if items else None), address(grid),
         x.halves.stride(0), x_stride, x_matrix, scale_stride, scale_matrix, len(segments), first.count, first.cells,
-        _passes(first.kind, planes), rows, each, stages, x.scale, limit, act_up,
+        _passes(first.kind, planes), rows, each, form.stages, x.scale, limit, act_up,
     )  # fmt: skip
-    product.launch(min(card().multiprocessors, work), _THREADS, (argument,))
+    product.launch(min(card().multiprocessors, work), form.threads, (argument,))
 
 
 def _plain(m: Packed, out: torch.Tensor, apart: int = 0) -> _Segment:

@@ -3,10 +3,10 @@
 // Floor: streams of 8,192 rows are 537 MB; read and written by `leave_and_mix_rows`, read again by `collapse_rows`: 0.4 ms at 4.5 TB/s.
 // The product, 24 outputs of 16,384 inputs, takes numbers as two tf32 parts (22 bits).
 #include "halves.cuh"
+#include "mma.cuh"
 #include "sinkhorn.cuh"
-#include "wgmma.cuh"
 
-constexpr int ROWS = 16, WARPS = 8, STAGED_BYTES = WARPS * 2 * 10 * WARP * 16, SUM_BYTES = WARPS * ROWS * (MIX + 1) * 4;
+constexpr int ROWS = 16;
 
 struct LeaveRows {
     float* streams;             // [rows, 4, hidden]
@@ -41,9 +41,11 @@ PS_DEVICE void load_four(const float* x, int at, int width, float (&v)[4]) {
 }
 
 // grid: (blocks, splits of the channels); shared memory: stages, sums, the split's part of fn.  A block has its part of the matrix for many
-// sixteens of rows; a warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.
-template <bool F32_FN>
+// sixteens of rows; a warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.  Four warps leave more
+// of a small shared memory to the matrix.
+template <bool F32_FN, int WARPS>
 PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
+    constexpr int STAGED_BYTES = WARPS * 2 * 10 * WARP * 16, SUM_BYTES = WARPS * ROWS * (MIX + 1) * 4;
     extern __shared__ __align__(16) char staged[];
     using Sums = float[WARPS][ROWS][MIX + 1];
     Sums& sums = *reinterpret_cast<Sums*>(staged + STAGED_BYTES);
@@ -198,8 +200,10 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
         __syncthreads();
     }
 }
-extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f16(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false>(p); }
-extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f32(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true>(p); }
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f16_8(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false, 8>(p); }
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f32_8(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true, 8>(p); }
+extern "C" __global__ void __launch_bounds__(128) leave_and_mix_rows_f16_4(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false, 4>(p); }
+extern "C" __global__ void __launch_bounds__(128) leave_and_mix_rows_f32_4(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true, 4>(p); }
 
 struct CollapseRows {
     const float* streams;  // [rows, 4, hidden]

@@ -2,8 +2,8 @@
 //
 // 16 kFLOP for a row and a key: 8,192 rows at 8k tokens have 0.14 TFLOP (0.2 ms at 700 TFLOP/s), at 64k 2.2 TFLOP.  Scores are written once.
 //
-// A block has four rows of a sequence, each a warpgroup's: 64 heads are the rows of the tensor cores' operand and stay in registers; keys
-// stream past, 64 at a time, for all four.
+// A block has four rows of a sequence, each a warpgroup's, or four warps': 64 heads are the rows of the tensor cores' operand and stay in
+// registers; keys stream past, 64 at a time, for all four.
 #include "wgmma.cuh"
 
 constexpr int DIM = 128, HEADS = 64, KEYS = 64, ROWS = 4, THREADS = ROWS * 128, STAGES = 4;
@@ -36,6 +36,31 @@ PS_DEVICE void halve(float (&v)[16], int lane) {
         const float send = upper ? v[i] : v[i + HALF], own = upper ? v[i + HALF] : v[i];
         v[i] = own + __shfl_xor_sync(ALL, send, 2 * HALF);
     }
+}
+
+// c [16 heads of the warp, 64 keys] = a · keys
+PS_DEVICE void score(const char* keys, const u32 (&a)[DIM / 16][4], float (&c)[KEYS / 2]) {
+#if WARPGROUPS
+    const u64 b = operand(keys, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) Wgmma<KEYS>::registers(c, a[k], b + (k / 4 * STAGE_BLOCK >> 4) + k % 4 * 2, k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(c);
+#else
+    const u32 rows = shared_address(keys) + lane_of_rows(threadIdx.x % WARP);
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) c[i] = 0;
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++)
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j += 2) {
+            u32 b[4];
+            load_rows(b, rows, k % 4, k / 4 * STAGE_BLOCK + j * 1024);
+            mma_sixteen(c, j, a[k], b);
+        }
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) score_rows(const __grid_constant__ ScoreRows p) {
@@ -91,13 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) score_rows(const __grid
         fence_for_tensor_cores();
         __syncthreads();  // this stage is here, and all are done with the one before
         fetch(tile + STAGES - 1);
-        const u64 b = operand(stages + tile % STAGES * STAGE_BYTES, 1024);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++) Wgmma<KEYS>::registers(c, a[k], b + (k / 4 * STAGE_BLOCK >> 4) + k % 4 * 2, k > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        keep(c);
+        score(stages + tile % STAGES * STAGE_BYTES, a, c);
         // Sums over the heads of a warp: lanes of one column halve what they hold, and lane 4g + t ends up with columns 8g + 2t, + 1.
         float v[16];
 #pragma unroll

@@ -53,12 +53,19 @@ PS_DEVICE u32 last_bytes(u32 codes) { return sub_halves(permute(codes, TWO_1024,
 
 // ── formats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 //
-// bytes: of a cell; columns: of what is streamed at a time, whole steps one behind the other; down: what undoes `up`.
+// bytes: of a cell; codes: of its plane of codes where that lies step by step, whatever is behind; columns: of what is streamed at a time,
+// whole steps one behind the other; down: what undoes `up`.
 
 // Where a warp's two times eight rows are: half h of a cell has rows 8 h …
 struct TwoHalves {
     const char* cell[2];
     int half;  // which of each, where there are two cells
+#if WARPGROUPS
+    PS_DEVICE const char* behind(int k) const { return cell[k]; }
+#else  // what lies behind the plane of codes comes by itself
+    const char* rest[2];
+    PS_DEVICE const char* behind(int k) const { return rest[k]; }
+#endif
 };
 
 template <int FORMAT>
@@ -69,7 +76,7 @@ PS_DEVICE uint2 of_half(uint4 w, int h) { return h ? uint2{w.y, w.w} : uint2{w.x
 
 template <>
 struct Unpack<Q8_0> {
-    static constexpr int bytes = 4352, columns = CELL;
+    static constexpr int bytes = 4352, codes = 4096, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
@@ -80,10 +87,10 @@ struct Unpack<Q8_0> {
         if (PAIRED) {
             const uint4 v = load16(from.cell[1] + i * 512 + lane * 16);
             codes[0] = of_half(w, from.half), codes[1] = of_half(v, from.half);
-            d = permute(load4(from.cell[0] + scales), load4(from.cell[1] + scales), from.half ? 0x7632 : 0x5410);
+            d = permute(load4(from.behind(0) + scales), load4(from.behind(1) + scales), from.half ? 0x7632 : 0x5410);
         } else {
             codes[0] = of_half(w, 0), codes[1] = of_half(w, 1);
-            d = load4(from.cell[0] + scales);
+            d = load4(from.behind(0) + scales);
         }
         d = mul_halves(d, TWO_64);
 #pragma unroll
@@ -112,7 +119,7 @@ PS_DEVICE uint4 load_plain(const TwoHalves& from, int at) {
 
 template <>
 struct Unpack<F16> {
-    static constexpr int bytes = 8192, columns = 64;
+    static constexpr int bytes = 8192, codes = bytes, columns = 64;
     static constexpr float down = 1;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
@@ -126,7 +133,7 @@ struct Unpack<F16> {
 
 template <>
 struct Unpack<BF16> {
-    static constexpr int bytes = 8192, columns = 64;
+    static constexpr int bytes = 8192, codes = bytes, columns = 64;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
@@ -144,7 +151,7 @@ struct Unpack<BF16> {
 // In two parts: pass 1 has what the halfs of the other passes leave over.
 template <>
 struct Unpack<F32> {
-    static constexpr int bytes = 16384, columns = 64;
+    static constexpr int bytes = 16384, codes = bytes, columns = 64;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int pass, u32 (&a)[2][4]) {
@@ -166,18 +173,18 @@ struct Unpack<F32> {
 // As Q8_0, with a scale for sixteen columns: those of lanes t / 2.
 template <>
 struct Unpack<Q6_K> {
-    static constexpr int bytes = 4384, columns = CELL;
+    static constexpr int bytes = 4384, codes = 4096, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
         const uint4 w = load16(from.cell[0] + i * 512 + lane * 16);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char* cell = from.cell[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const uint2 codes = of_half(PAIRED && k ? load16(cell + i * 512 + lane * 16) : w, h);
-            const u32 small = *reinterpret_cast<const u8*>(cell + 4096 + lane / 4 * 32 + h * 16 + 2 * i + lane % 4 / 2) ^ 0x80;  // + 128
-            const u32 d = mul_halves(both_low(*reinterpret_cast<const u16*>(cell + 4352 + lane / 4 * 4 + h * 2)), TWO_64);
+            const u32 small = *reinterpret_cast<const u8*>(behind + 4096 + lane / 4 * 32 + h * 16 + 2 * i + lane % 4 / 2) ^ 0x80;  // + 128
+            const u32 d = mul_halves(both_low(*reinterpret_cast<const u16*>(behind + 4352 + lane / 4 * 4 + h * 2)), TWO_64);
             const u32 scale = mul_halves(sub_halves(both_low(small | 0x6400), TWO_1152), d);
 #pragma unroll
             for (int s = 0; s < 2; s++) {
@@ -191,23 +198,28 @@ struct Unpack<Q6_K> {
 
 // Two e4m3 numbers as halfs, exact.
 PS_DEVICE u32 halves_of_fp8(u32 pair) {
+#if CAPABILITY >= 890
     u32 d;
     asm("{ .reg .b16 s; cvt.u16.u32 s, %1; cvt.rn.f16x2.e4m3x2 %0, s; }" : "=r"(d) : "r"(pair));
     return d;
+#else  // exponents of halfs begin 8 lower; and what is no number (127) becomes 480, which halfs have
+    const u32 upper = permute(pair, 0, 0x1404);
+    return mul_halves(upper & 0x80008000 | (upper & 0x7f007f00) >> 1, 0x5c005c00);
+#endif
 }
 
 // In the order of F16, 128 columns to an exponent.
 template <>
 struct Unpack<FP8> {
-    static constexpr int bytes = 4128, columns = CELL;
+    static constexpr int bytes = 4128, codes = 4096, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char* cell = from.cell[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
-            const u32 e = *reinterpret_cast<const u8*>(cell + 4096 + lane / 4 * 4 + h * 2 + i / 4);
+            const u32 e = *reinterpret_cast<const u8*>(behind + 4096 + lane / 4 * 4 + h * 2 + i / 4);
             const float power = e > 248 ? INFINITY : bits_float((e + 6) << 23);  // 2^(e − 127) · 64
             const u32 scale = to_halves(power, power);
 #pragma unroll
@@ -232,7 +244,7 @@ PS_DEVICE void fill_half_grid(char* grid, const uint2* entries) {
 
 template <>
 struct Unpack<IQ2_XXS> {
-    static constexpr int bytes = 1120, columns = CELL;
+    static constexpr int bytes = 1120, codes = 0, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char* grid, int lane, int i, int, u32 (&a)[2][4]) {
@@ -271,7 +283,7 @@ PS_DEVICE u32 scale_and_minimum(u32 both, u32 d) {
 
 template <>
 struct Unpack<Q2_K> {
-    static constexpr int bytes = 1344, columns = CELL;
+    static constexpr int bytes = 1344, codes = 0, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
@@ -290,17 +302,17 @@ struct Unpack<Q2_K> {
 
 template <>
 struct Unpack<Q4_K> {
-    static constexpr int bytes = 2368, columns = CELL;
+    static constexpr int bytes = 2368, codes = 2048, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char* cell = from.cell[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
-            const u8* small = reinterpret_cast<const u8*>(cell + 2048 + lane / 4 * 32 + h * 16 + i);
-            const u32 both = scale_and_minimum(small[0] | static_cast<u32>(small[8]) << 16, load4(cell + 2304 + lane / 4 * 8 + h * 4));
+            const u8* small = reinterpret_cast<const u8*>(behind + 2048 + lane / 4 * 32 + h * 16 + i);
+            const u32 both = scale_and_minimum(small[0] | static_cast<u32>(small[8]) << 16, load4(behind + 2304 + lane / 4 * 8 + h * 4));
 #pragma unroll
             for (int s = 0; s < 2; s++)
                 scaled_codes((s ? w.y : w.x) >> 4 * h & 0x0f0f0f0f, both_low(both), both_high(both), a[s][k], a[s][k + 2]);
@@ -310,16 +322,16 @@ struct Unpack<Q4_K> {
 
 template <>
 struct Unpack<MXFP4> {
-    static constexpr int bytes = 2176, columns = CELL;
+    static constexpr int bytes = 2176, codes = 2048, columns = CELL;
     static constexpr float down = 1.0f / 64;
     template <bool PAIRED>
     static PS_DEVICE void step(const TwoHalves& from, const char*, int lane, int i, int, u32 (&a)[2][4]) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const char* cell = from.cell[PAIRED ? k : 0];
+            const char *cell = from.cell[PAIRED ? k : 0], *behind = from.behind(PAIRED ? k : 0);
             const int h = PAIRED ? from.half : k;
             const uint2 w = load8(cell + i / 2 * 512 + lane * 16 + i % 2 * 8);
-            const u32 e = *reinterpret_cast<const u8*>(cell + 2048 + lane / 4 * 16 + h * 8 + i);
+            const u32 e = *reinterpret_cast<const u8*>(behind + 2048 + lane / 4 * 16 + h * 8 + i);
             const float power = e > 248 ? INFINITY : bits_float((e + 6) << 23);  // 2^(e − 127) · 64
             const u32 scale = to_halves(power, power);
 #pragma unroll

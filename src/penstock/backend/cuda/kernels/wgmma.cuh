@@ -1,10 +1,9 @@
 // The tensor cores of Hopper as C++ calls: a warpgroup (four warps) multiplies 64 rows with up to 256 columns, asynchronously.
 //
-// Operands in shared memory are rows of 128 bytes; the 16-byte chunk c of row r lies at chunk c ^ (r % 8) (the 128-byte swizzle), and
-// eight rows follow each other.  An operand in registers is a warp's 16 rows as of `mma.m16n8k16`.
+// Operands in shared memory lie as in mma.cuh, eight rows after eight rows; those in registers are a warp's 16 rows as there.
 #pragma once
 
-#include "common.cuh"
+#include "mma.cuh"
 
 PS_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 PS_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -34,10 +33,13 @@ PS_DEVICE void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// What ordinary stores and cp.async have written is seen by the tensor cores.  By each thread that wrote, before a barrier.
-PS_DEVICE void fence_for_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-PS_DEVICE u32 swizzled(int row, int chunk) { return static_cast<u32>(row * 128 + ((chunk ^ (row & 7)) << 4)); }
+// What ordinary stores and cp.async have written is seen by the tensor cores.  By each thread that wrote, before a barrier.  Where warps
+// read their operands themselves it already is.
+PS_DEVICE void fence_for_tensor_cores() {
+#if WARPGROUPS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 // An operand whose sum runs along its rows: `row_groups` bytes from eight rows to the next.  16 columns on: + 2.
 PS_DEVICE u64 operand(const void* p, int row_groups) {
@@ -46,15 +48,6 @@ PS_DEVICE u64 operand(const void* p, int row_groups) {
 // An operand whose sum runs across its rows: `columns` bytes from 64 columns to the next 64, 1024 from eight rows to the next.
 PS_DEVICE u64 operand_turned(const void* p, int columns) {
     return static_cast<u64>(shared_address(p) >> 4 & 0x3fff) | static_cast<u64>(columns >> 4) << 16 | 64ull << 32 | 1ull << 62;
-}
-
-PS_DEVICE void cp_async16(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-PS_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-PS_DEVICE void cp_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // d [64 × N] (+)= a [64 × 16] b [16 × N], halfs, float sums; add = 0: d starts from nothing.
