@@ -51,10 +51,10 @@ class Seen:
         self._latest: dict[int, Any] = {}
         see, follow = DSparkModule.see, DSparkModule.follow
 
-        def seeing(module: DSparkModule, layer: int, streams: Any) -> None:
+        def seeing(module: DSparkModule, layer: int, streams: Any, batch: Any) -> None:
             if layer in module.watched:
                 self._latest[layer - module.watched.start] = streams.array.mean(axis=1).astype(np.float64)
-            see(module, layer, streams)
+            see(module, layer, streams, batch)
 
         def following(module: DSparkModule, step: Any, batch: Any) -> None:
             assert sorted(self._latest) == [0, 1, 2]

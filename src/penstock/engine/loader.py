@@ -51,10 +51,6 @@ class Loader:
         self.backend = choose_backend(self.part, options)
         if leaves_draft_out(options, self.backend):
             self._leave_draft_out()
-        if isinstance(self.backend, DeviceBackend) and options.draft == "dspark":
-            raise OptionError(
-                f"draft is 'dspark', which runs on the CPU, and device is {self.backend.name!r}"
-            )
         self.plan, self.context = self._make_plan()
         if self.checkpoint.has_draft and leaves_draft_out(options, self.backend, self.plan):
             self._leave_draft_out()

@@ -177,7 +177,7 @@ class DeepSeekV4(Architecture):
             layer.forward(streams, batch)
             self.dense.leave(layer.block)
             if self.dspark is not None:
-                self.dspark.see(number - 1, streams)
+                self.dspark.see(number - 1, streams, batch)
             if progress is not None:
                 progress(number / len(self.layers))
         return streams
@@ -197,7 +197,7 @@ class DeepSeekV4(Architecture):
 
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         if self.dspark is not None:
-            return self.dspark.draft(slot, position, token, most, least)
+            return self.dspark.draft(slot, position, token, most, least, self.dense.head())
         assert self.draft_block is not None
         self.dense.enter(DRAFT)
         output = self.dense.whole_head()
