@@ -91,6 +91,17 @@ def test_guesses_are_those_of_plain_numpy(engine: Engine, seen: Seen, length: in
     agrees(engine, session, seen)
 
 
+def test_windows_that_fill_and_are_left_for_shorter_ones(engine: Engine, seen: Seen) -> None:
+    """One engine, with fewer rows before a block than a window has, more of them and fewer again."""
+    session = engine.session()
+    for count in (3, 4, 20, 30):
+        session.feed(prompt(count, count))
+        agrees(engine, session, seen)
+    session = engine.session()
+    session.feed(prompt(8, 6))
+    agrees(engine, session, seen)
+
+
 def test_windows_follow_text_and_rewinding(engine: Engine, seen: Seen) -> None:
     session = engine.session()
     session.feed(prompt(1, 70))

@@ -21,7 +21,7 @@ from penstock.backend.state import StateLayout, StatePool
 from penstock.engine import loader
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import plan_engine
 from penstock.errors import BudgetError
 from penstock.native.library import native
 from penstock.storage.plan import SLACK
@@ -275,7 +275,7 @@ def smallest_vram(model: Path, device: Double, **options: Any) -> int:
     for vram in range(SLACK, SLACK << 2, 1 << 18):
         with suppress(BudgetError):
             chosen = EngineOptions(device="cuda", vram=vram, **options)
-            plan, _ = make_engine_plan(checkpoint, chosen, device, 256)
+            _, plan, _ = plan_engine(checkpoint, chosen, device, 256)
             return plan.smallest
     raise AssertionError("no budget works")
 

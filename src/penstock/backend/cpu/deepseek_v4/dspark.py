@@ -29,16 +29,17 @@ class CpuBlockAttention(CpuAttention):
         before = min(self.spec.window, sequence.position - sequence.since)
         series = self._pool.layout.series[self.state.window]
         keys = self._keys_of(x, batch)  # [rows, dim]
-        rings = self._workspace.take("block rings", rows, (before + rows, dim), DTYPES[series.dtype])
+        room = self.spec.window + self.spec.block
+        rings = self._workspace.take("block rings", rows, (room, dim), DTYPES[series.dtype])
         rings.array[:, :before] = self._pool.read(
             sequence.slot, self.state.window, sequence.position - before, sequence.position
         )
         for row in range(rows):
-            rings.array[row, before:] = np.roll(keys, -1 - row, axis=0)
+            rings.array[row, before : before + rows] = np.roll(keys, -1 - row, axis=0)
         described = np.zeros(rows, np.dtype(structs.Ring))
         states = np.zeros(rows, np.dtype(structs.SequenceState))
         described["data"] = rings.address + rings.array.strides[0] * np.arange(rows)
-        described["capacity"], described["width"] = before + rows, dim
+        described["capacity"], described["width"] = room, dim
         described["kind"] = ROW_KINDS[series.dtype]
         states["window"] = described.ctypes.data + described.strides[0] * np.arange(rows)
         states["start"], states["count"], states["position"] = np.arange(rows), 1, before + rows - 1

@@ -1,5 +1,5 @@
-"""What a DSpark module has besides the ops of layers: attention among guesses, features of the trunk, and the way from
-its streams to tokens.
+"""What a DSpark module has besides the ops of layers: attention among guesses, features of the trunk, and the way
+from its streams to tokens.
 
 A block of guesses is two graphs, and one small copy when all of its tokens are chosen: each choice reads the one
 before it where that lies.
