@@ -233,7 +233,8 @@ class Double(CpuBackend, DeviceBackend):
     def fence(self) -> Callable[[], None]:
         return lambda: None
 
-    def weight_bytes(self, info: TensorInfo) -> int:
+    def weight_bytes(self, info: TensorInfo, by_row: bool = False) -> int:
+        del by_row
         return info.total_bytes
 
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
