@@ -26,7 +26,7 @@ from penstock.backend.cuda.device import translated
 from penstock.backend.cuda.dspark import ChooseGuess, MeanStreams, Sureness
 from penstock.backend.cuda.hyper import MakeImage
 from penstock.backend.cuda.inputs import Image, Input
-from penstock.backend.cuda.launch import Recorded
+from penstock.backend.cuda.launch import Recorded, module
 from penstock.backend.cuda.placed import TABLE_KINDS, CudaWeight, vector
 from penstock.backend.cuda.plain import Embed
 from penstock.backend.cuda.prefill_products import HalfRows, make_halves, multiply, prepare
@@ -90,6 +90,7 @@ class CudaFeatures(v4.Features):
         self._hidden, self._width = self._projection.rows, self._projection.columns
         self._memory, self._kept = memory, kept
         self._made: dict[tuple[object, ...], list[Launch]] = {}
+        module("dspark.cu")  # begins to be compiled
         if memory.long.expected:
             prepare([(self._projection.kind, False)])
 
