@@ -47,9 +47,9 @@ def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     force_drafts(monkeypatch)
 
 
-def test_auto_has_the_draft_block_where_all_fits() -> None:
+def test_auto_drafts_without_weights_on_a_card() -> None:
     with open_pocket("auto") as engine:
-        assert engine.drafters == ("ngram", "mtp")
+        assert engine.drafters == ("ngram",)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -107,8 +107,8 @@ class EngineOptions:
         choice("auto", "off", "mtp", "dspark", "ngram"),
         "Who guesses tokens that a step then checks, several for little more than one costs: mtp or dspark, the "
         "model's draft block or DSpark module, which takes memory; ngram, what followed last time; auto: all that "
-        "there are, where they pay, but ngram alone where memory is short, and nobody where experts come from a "
-        "GPU's host; off: nobody.  The text is the same.",
+        "there are, where they pay, but ngram alone where memory is short, no mtp on a GPU, and nobody where experts "
+        "come from a GPU's host; off: nobody.  The text is the same.",
         effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
     )

@@ -82,11 +82,13 @@ def plan_engine(
 ) -> tuple[Checkpoint, Plan, int]:
     """The model as an engine runs it, and `make_engine_plan` for that.  A draft block that nobody asked for is left
     out where others want its memory: experts, which would have to come and go, and on a device the context and the
-    steps of prompts, which would have to be shorter."""
-    alone = checkpoint.without_draft()
+    steps of prompts, which would have to be shorter.  An MTP block joins every row of a prompt's steps there, for
+    which these would have to be."""
+    alone, on_device = checkpoint.without_draft(), isinstance(backend, DeviceBackend)
+    if options.draft == "auto" and on_device and checkpoint.has_mtp:
+        checkpoint = alone
     if options.draft != "auto" or not checkpoint.has_draft:
         return checkpoint, *make_engine_plan(checkpoint, options, backend, context, memory)
-    on_device = isinstance(backend, DeviceBackend)
     without = make_engine_plan(alone, options, backend, context, memory) if on_device else None
     with suppress(BudgetError):
         plan, tokens = make_engine_plan(checkpoint, options, backend, context, memory)

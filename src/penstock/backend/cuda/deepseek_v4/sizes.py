@@ -55,6 +55,8 @@ def _long_bytes(checkpoint: Checkpoint, rows: int) -> int:
         + c.head_dim
         + (c.experts_used + 1) * width
     )
+    if checkpoint.has_mtp:  # streams before every row, normed, beside embeddings, in halves and joined
+        floats += 10 * c.streams * c.hidden
     features = feature_width(checkpoint)
     if features:  # of a DSpark module: floats of all rows, and halves of those that are projected at a time
         floats, halves = floats + features + c.hidden, halves + 2 * c.hidden
