@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from penstock.engine import speculation
-from penstock.engine.drafters import Draft, Drafter
+from penstock.engine.drafters import Draft, Drafter, DSparkDrafter
 
 
 class ForcedDrafter(Drafter):
@@ -30,8 +30,28 @@ class ForcedDrafter(Drafter):
         return [Draft(self._text[at] if self._right[at] else self._text[at] ^ 1, 0) for at in places]
 
 
+class ForcedModule(ForcedDrafter):
+    """Takes the time of the model's DSpark module besides, whose own guesses are not used."""
+
+    name, free = "dspark", False
+
+    def __init__(self, text: Sequence[int], right: float):
+        super().__init__(text, right)
+        self._module = DSparkDrafter()
+
+    def keep_up(self, session: Any, wanted: bool) -> None:
+        self._module.keep_up(session, wanted)
+
+    def propose(self, session: Any, token: int, most: int, _least: float) -> list[Draft]:
+        made = self._module.propose(session, token, most, 0.0)
+        return super().propose(session, token, len(made), 0.0)
+
+
 @contextmanager
-def forced(text: Sequence[int], right: float) -> Iterator[None]:
-    """Meanwhile what follows is guessed by a `ForcedDrafter`, and not by what followed last time."""
-    with patch.object(speculation, "NgramDrafter", lambda: ForcedDrafter(text, right)):
+def forced(text: Sequence[int], right: float, drafter: str = "ngram") -> Iterator[None]:
+    """Meanwhile what follows is guessed by a `ForcedDrafter`, and not by who is called so."""
+    name, kind = {"ngram": ("NgramDrafter", ForcedDrafter), "dspark": ("DSparkDrafter", ForcedModule)}[
+        drafter
+    ]
+    with patch.object(speculation, name, lambda: kind(text, right)):
         yield

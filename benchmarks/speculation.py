@@ -4,6 +4,7 @@
     python -m benchmarks.speculation --kinds story,tools --draft auto --rounds 20
     python -m benchmarks.speculation --cluster               # two stages of it, 5 ms from each other; needs root
     python -m benchmarks.speculation --gpu --synth /dev/shm/q2.gguf   # the published widths on a GPU
+    python -m benchmarks.speculation --gpu --synth /dev/shm/dspark.gguf --dspark   # with a DSpark module
 
 Every round generates the same text with each drafter in turn, so that whoever disturbs the machine disturbs all; of
 the rounds, after the first, which teaches the gate, medians count.  Texts are checked to be the same.
@@ -183,15 +184,21 @@ def main() -> None:
     )
     parser.add_argument("--synth", type=Path, help="that model, which is written first if it is not there")
     parser.add_argument("--layers", type=int, help="of that model; all")
+    parser.add_argument("--dspark", action="store_true", help="that model has a DSpark module, which guesses")
     parser.add_argument("--cluster", action="store_true", help="two stages, with a slow link between them")
     parser.add_argument("--links", default="5,2.5", help="milliseconds one way, comma-separated")
     asked = parser.parse_args()
     if asked.gpu:
         from benchmarks import speculation_gpu
 
-        kinds = asked.kinds.split(",") if asked.kinds else list(speculation_gpu.TARGETS)
+        kinds = list(speculation_gpu.TARGETS)
+        if asked.dspark:  # the others are of what followed last time, or of nobody
+            kinds = ["forced", "wrong", "random"]
+        kinds = asked.kinds.split(",") if asked.kinds else kinds
         rounds, path = min(asked.rounds, 5), asked.synth or asked.model
-        speculation_gpu.run(path, layers=asked.layers, tokens=asked.tokens, rounds=rounds, kinds=kinds)
+        speculation_gpu.run(
+            path, layers=asked.layers, tokens=asked.tokens, rounds=rounds, kinds=kinds, dspark=asked.dspark
+        )
         return
     if asked.cluster:
         from benchmarks import speculation_cluster

@@ -6,11 +6,14 @@ wrong    the same text, and a drafter that is never right
 random   sampled at a temperature at which nobody can guess
 
 Steps by their rows are measured first, without drafts being judged: what rows of one session cost.
+
+With `--dspark` the model has a DSpark module, and what is forced takes the time that its guesses take.  What a block
+of these costs is measured too, and what a step costs that the module follows.
 """
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +51,33 @@ def widths(engine: Engine, repeats: int = 12) -> dict[int, float]:
     return found
 
 
+def blocks(engine: Engine, repeats: int = 24) -> dict[str, float]:
+    """Milliseconds of a block of guesses, until the host has them; and of a step that the module follows or not."""
+    session, found = aged(engine, CONTEXT), dict[str, float]()
+
+    def median(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begin)
+        return round(1e3 * statistics.median(times[RECORDED + 1 :]), 3)
+
+    def step() -> None:
+        (logits,) = engine.stepper.advance([(session, [5], 1)])
+        generation = engine.generation(session, [], 2, GREEDY)
+        assert logits is not None
+        generation.start(*logits)
+        generation.next(logits[0])
+        session.rewind(1)
+
+    found["block"] = median(lambda: engine.stepper.draft(session, 5, 5, 0.0))
+    for name, wanted in (("step", False), ("followed step", True)):
+        engine.stepper.keep_up(wanted)
+        found[name] = median(step)
+    return found
+
+
 def answer(
     engine: Engine, sampling: Sampling, tokens: int, known: Sequence[int] = ()
 ) -> tuple[list[int], float]:
@@ -62,7 +92,7 @@ def answer(
     return said, (time.perf_counter() - begin) / (len(said) - 1)
 
 
-def measure(engine: Engine, kind: str, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(engine: Engine, kind: str, tokens: int, rounds: int, drafter: str) -> dict[str, Any]:
     sampling = SAMPLINGS.get(kind, GREEDY)
     drafting = engine.new_speculation()
     assert drafting is not None
@@ -74,14 +104,14 @@ def measure(engine: Engine, kind: str, tokens: int, rounds: int) -> dict[str, An
     for number in range(rounds + 1):  # the first one teaches the gate
         for name, speculation in (("off", None), ("draft", drafting)):
             engine.speculation = speculation
-            with forced(text, right) if speculation and right is not None else nullcontext():
+            with forced(text, right, drafter) if speculation and right is not None else nullcontext():
                 said, seconds = answer(engine, sampling, tokens, wanted if kind == "ngram" else ())
             assert said == wanted, f"{kind}, {name}: another text"
             if number:
                 spent[name].append(seconds)
     off, draft = (statistics.median(spent[name]) for name in ("off", "draft"))
     stats = drafting.stats()
-    drafted, accepted = stats["drafted"]["ngram"], stats["accepted"]["ngram"]
+    drafted, accepted = stats["drafted"][drafter], stats["accepted"][drafter]
     return {
         "text": kind,
         "plain_tokens_per_second": round(1 / off, 1),
@@ -96,11 +126,16 @@ def measure(engine: Engine, kind: str, tokens: int, rounds: int) -> dict[str, An
     }
 
 
-def run(path: Path, *, layers: int | None, tokens: int, rounds: int, kinds: list[str]) -> None:
+def run(
+    path: Path, *, layers: int | None, tokens: int, rounds: int, kinds: list[str], dspark: bool = False
+) -> None:
     """Every line is JSON."""
     if not path.exists():
-        write_synth(plan_synth(width="flash", layers=layers, mix="q2"), path)
-    with Engine(path, device="cuda", draft="ngram", context=2 * CONTEXT + tokens, sessions=4) as engine:
+        write_synth(plan_synth(width="flash", layers=layers, mix="q2", dspark=3 if dspark else 0), path)
+    drafter = "dspark" if dspark else "ngram"
+    with Engine(path, device="cuda", draft=drafter, context=2 * CONTEXT + tokens, sessions=4) as engine:
         say("widths", ms_by_rows=widths(engine))
+        if dspark:
+            say("module", ms=blocks(engine))
         for kind in kinds:
-            say("drafts", **measure(engine, kind, tokens, rounds))
+            say("drafts", **measure(engine, kind, tokens, rounds, drafter))

@@ -11,14 +11,19 @@ from benchmarks.forced_drafts import ForcedDrafter, forced
 from penstock.engine import speculation
 from penstock.engine.drafters import Draft
 from penstock.engine.engine import Engine
+from penstock.engine.options import EngineOptions
+from penstock.engine.planning import plan_engine
 from penstock.engine.sampling import Sampling
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.session import Session
 from penstock.engine.speculation import Speculation, Speculator
 from penstock.engine.step_watch import Spent
+from penstock.weights.opening import open_checkpoint
+from penstock.weights.synth import synth
 from tests.drafting import force_drafts
 from tests.engine.clients import Client, alone, finish, prompt
 from tests.engine.elsewhere import Steps
+from tests.storage.tiers.double import Double
 
 DRAWN = (
     {"temperature": 0},
@@ -153,3 +158,61 @@ def test_an_answer_that_rests_lets_steps_begin_early(engine: Engine) -> None:
         speculator.propose(session, token, 1)
         assert not speculator.eager
         session.feed([token])
+
+
+# ── a DSpark module ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def with_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("module") / "m.gguf"
+    synth(path, width="tiny", ratios=(0, 4, 128, 4), mix="f16", dspark=3)
+    return path
+
+
+@pytest.mark.parametrize("always", [True, False], ids=["always", "as the gate decides"])
+@pytest.mark.parametrize("chosen", DRAWN, ids=str)
+def test_a_module_follows_steps_that_begin_early(
+    with_module: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any], always: bool
+) -> None:
+    """Steps that come to nothing among them: its windows are those of a session that guessed nothing."""
+    if always:
+        force_drafts(monkeypatch)
+    plain, drafting = (
+        Engine(with_module, context=512, prefill_chunk=32, draft=draft) for draft in ("off", "auto")
+    )
+    assert drafting.drafters == ("ngram", "dspark")
+    steps, sampling = Steps(drafting), Sampling(ignore_eos=True, **chosen)
+    sessions = plain.session(), drafting.session()
+    tokens = [step.token for step in said(plain, sampling, sessions[0])]
+    assert [step.token for step in said(drafting, sampling, sessions[1])] == tokens
+    assert steps.ahead > 0 or always or sampling.top_logprobs
+    assert sum(drafting.stats()["draft"]["drafted"]["dspark"]) > 0
+    theirs, ours = (session.state.tensors() for session in sessions)
+    reader = drafting.session()
+    reader.feed(sessions[1].tokens)
+    read = reader.state.tensors()
+    for name, rows in ours.items():
+        if name in theirs or always:
+            np.testing.assert_array_equal(rows, theirs.get(name, read[name]), err_msg=name)
+
+
+def test_auto_has_a_module_on_a_device_where_it_takes_nothing_from_others(with_module: Path) -> None:
+    """Neither from experts nor, where the context is as long as fits, from that."""
+    checkpoint = open_checkpoint(with_module)
+
+    def planned(draft: str, free: int, context: int | None) -> tuple[bool, int, int]:
+        model = EngineOptions(draft=draft).with_draft(checkpoint)
+        chosen = EngineOptions(device="cuda", draft=draft, context=context)
+        found, plan, tokens = plan_engine(model, chosen, Double(free=free), context)
+        return found.has_dspark, plan.total, tokens
+
+    for context in (512, None):
+        wide, most, longest = planned("auto", 1 << 40, context)
+        assert wide
+        assert planned("auto", most, context) == (True, most, longest)
+        left_out, total, tokens = planned("auto", most - 1, context)
+        assert not left_out
+        assert total < most
+        assert tokens == longest
+    assert planned("dspark", most - 1, None)[0]

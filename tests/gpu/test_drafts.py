@@ -52,6 +52,27 @@ def test_auto_drafts_without_weights_on_a_card() -> None:
         assert engine.drafters == ("ngram",)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_draft_block_that_did_not_keep_up_goes_on_later(plain: Engine, rows: int) -> None:
+    """It looks 32 pairs back: after as many it is as if it had followed all the time."""
+    with open_pocket("mtp") as engine:
+        found = []
+        for keeps_up in (True, False):
+            session = engine.session()
+            session.feed(ids(40))
+            engine.stepper.keep_up(keeps_up)
+            for first in range(0, 20, rows):
+                session.feed(ids(20, seed=2)[first : first + rows])
+            engine.stepper.keep_up(True)
+            for token in ids(engine.config.window + 2, seed=3):
+                session.feed([token])
+            found.append(engine.stepper.draft(session, 5, 3, 0.0))
+            wanted = plain.session()
+            wanted.feed(session.tokens)
+            np.testing.assert_array_equal(session.feed([5]), wanted.feed([5]))
+        assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 8])
 @pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("chosen", [{"temperature": 0}, {"temperature": 1, "seed": 3}], ids=str)

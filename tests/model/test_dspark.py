@@ -51,10 +51,10 @@ class Seen:
         self._latest: dict[int, Any] = {}
         see, follow = DSparkModule.see, DSparkModule.follow
 
-        def seeing(module: DSparkModule, layer: int, streams: Any) -> None:
+        def seeing(module: DSparkModule, layer: int, streams: Any, batch: Any) -> None:
             if layer in module.watched:
                 self._latest[layer - module.watched.start] = streams.array.mean(axis=1).astype(np.float64)
-            see(module, layer, streams)
+            see(module, layer, streams, batch)
 
         def following(module: DSparkModule, step: Any, batch: Any) -> None:
             assert sorted(self._latest) == [0, 1, 2]
@@ -88,6 +88,17 @@ def test_guesses_are_those_of_plain_numpy(engine: Engine, seen: Seen, length: in
     """In the beginning, with windows that are not full, and with full ones."""
     session = engine.session()
     session.feed(prompt(length, length))
+    agrees(engine, session, seen)
+
+
+def test_windows_that_fill_and_are_left_for_shorter_ones(engine: Engine, seen: Seen) -> None:
+    """One engine, with fewer rows before a block than a window has, more of them and fewer again."""
+    session = engine.session()
+    for count in (3, 4, 20, 30):
+        session.feed(prompt(count, count))
+        agrees(engine, session, seen)
+    session = engine.session()
+    session.feed(prompt(8, 6))
     agrees(engine, session, seen)
 
 

@@ -96,8 +96,8 @@ class FakeDevice(DeviceBackend):
 
         return wait
 
-    def weight_bytes(self, info: TensorInfo) -> int:
-        return info.nbytes
+    def weight_bytes(self, info: TensorInfo, by_row: bool = False) -> int:
+        return 4 * info.shape[0] * info.shape[1] if by_row else info.nbytes
 
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
         assert used == 2
@@ -202,6 +202,18 @@ def test_a_plan_counts_everything(pocket: Checkpoint) -> None:
     assert found.state == 1000 * context
     assert found.experts_held == found.experts_total > 0
     assert found.total < 1 << 40
+    embedding = pocket.index["token_embd.weight"]  # of which kernels read single rows: here as floats
+    others = [
+        info.nbytes
+        for name, info in pocket.index.items()
+        if len(info.shape) == 2 and not name.endswith("tid2eid.weight") and info is not embedding
+    ]
+    tables = sum(
+        4 * info.shape[0] * info.shape[1]
+        for name, info in pocket.index.items()
+        if name.endswith("tid2eid.weight")
+    )
+    assert found.dense == sum(others) + tables + 4 * embedding.shape[0] * embedding.shape[1]
 
 
 def test_a_budget_shortens_the_context_before_it_is_refused(pocket: Checkpoint) -> None:

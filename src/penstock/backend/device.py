@@ -201,8 +201,8 @@ class DeviceBackend(Backend):
         """Of the device's memory, what this process has or could have."""
 
     @abstractmethod
-    def weight_bytes(self, info: TensorInfo) -> int:
-        """Device memory of a matrix outside of the routed experts."""
+    def weight_bytes(self, info: TensorInfo, by_row: bool = False) -> int:
+        """Device memory of a matrix outside of the routed experts.  by_row: of which kernels read single rows"""
 
     @abstractmethod
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:

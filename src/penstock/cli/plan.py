@@ -21,6 +21,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.planning import choose_backend, plan_engine
 from penstock.machine.memory import read_memory
 from penstock.sizes import size, speed
+from penstock.storage.device_plan import BY_ROW
 from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.storage.trace import read_trace
 from penstock.weights.checkpoint import Checkpoint
@@ -146,7 +147,7 @@ def _encoded_anew(checkpoint: Checkpoint, backend: DeviceBackend) -> list[str]:
         info = checkpoint.index[name]
         if len(info.shape) == 2 and role is not Role.HASH_TABLE and role is not Role.ROUTED:
             stored[info.kind.name] += info.total_bytes
-            there[info.kind.name] += backend.weight_bytes(info)
+            there[info.kind.name] += backend.weight_bytes(info, name.endswith(BY_ROW))
     return [
         f"{kind}: {size(stored[kind])} in the file, {size(there[kind])} there"
         for kind in sorted(stored)

@@ -14,9 +14,9 @@ from penstock.backend.state import StateMemory, StatePool
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import (
     choose_backend,
-    leaves_draft_out,
     make_engine_plan,
     open_states,
+    plan_engine,
     state_layout,
 )
 from penstock.engine.runner import Loading, Runner, open_runners
@@ -49,16 +49,12 @@ class Loader:
             self.machines = Machines(checkpoint, options)
             self.part = self.machines.likely_part
         self.backend = choose_backend(self.part, options)
-        if leaves_draft_out(options, self.backend):
-            self._leave_draft_out()
-        if isinstance(self.backend, DeviceBackend) and options.draft == "dspark":
-            raise OptionError(
-                f"draft is 'dspark', which runs on the CPU, and device is {self.backend.name!r}"
-            )
-        self.plan, self.context = self._make_plan()
-        if self.checkpoint.has_draft and leaves_draft_out(options, self.backend, self.plan):
-            self._leave_draft_out()
-            self.plan, self.context = self._make_plan()
+        if self.machines is None:
+            found = plan_engine(checkpoint, options, self.backend, options.context)
+            self.checkpoint, self.plan, self.context = found
+            self.part = self.checkpoint
+        else:
+            self.plan, self.context = self._plan_with(self.machines)
         # Where a card shares experts with the host, those of a wrong guess would be fetched for nothing.
         self.drafts = options.draft != "off" and not (options.draft == "auto" and self.plan.tiers is not None)
         self.layout = state_layout(self.part, options, self.context)
@@ -74,9 +70,14 @@ class Loader:
         self._crowded = False  # sessions need more than any plan has
         self._closed = False
 
-    def _leave_draft_out(self) -> None:
-        self.checkpoint = self.checkpoint.without_draft()
-        self.part = self.checkpoint if self.machines is None else self.machines.without_draft()
+    def _plan_with(self, machines: "Machines") -> tuple[Plan, int]:
+        """A draft block that nobody asked for is left out where this machine's experts stream, or have a device."""
+        plan, context = self._make_plan()
+        streams = plan.experts_held < plan.experts_total or isinstance(self.backend, DeviceBackend)
+        if self.options.draft != "auto" or not self.checkpoint.has_draft or not streams:
+            return plan, context
+        self.checkpoint, self.part = self.checkpoint.without_draft(), machines.without_draft()
+        return self._make_plan()
 
     def _make_plan(self, chunk: int | None = None) -> tuple[Plan, int]:
         return make_engine_plan(self.part, self.options, self.backend, self.options.context, chunk=chunk)

@@ -107,7 +107,7 @@ class EngineOptions:
         choice("auto", "off", "mtp", "dspark", "ngram"),
         "Who guesses tokens that a step then checks, several for little more than one costs: mtp or dspark, the "
         "model's draft block or DSpark module, which takes memory; ngram, what followed last time; auto: all that "
-        "there are, where they pay, but ngram alone on a GPU or where experts come from disk, and nobody where they "
+        "there are, where they pay, but ngram alone where memory is short, no mtp on a GPU, and nobody where experts "
         "come from a GPU's host; off: nobody.  The text is the same.",
         effective=lambda engine: "+".join(engine.drafters) or "off",
         **ENGINE,
@@ -263,7 +263,4 @@ class EngineOptions:
                 raise OptionError(
                     f"draft is {draft!r}, but {checkpoint.path} has no {what}; mtp names a file with one"
                 )
-        kept = self.draft in ("mtp", "dspark") or (
-            self.draft == "auto" and not self.device.startswith("cuda")
-        )
-        return checkpoint if kept else checkpoint.without_draft()
+        return checkpoint if self.draft in ("auto", "mtp", "dspark") else checkpoint.without_draft()

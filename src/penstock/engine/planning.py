@@ -1,5 +1,6 @@
 """What an engine with these options would take of memory, before anything is loaded."""
 
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def choose_backend(checkpoint: Checkpoint, options: EngineOptions) -> Backend:
     if why is None:
         try:
             backend = open_backend("cuda", threads)
-            make_engine_plan(checkpoint, options, backend, options.context)
+            plan_engine(checkpoint, options, backend, options.context)
             return backend
         except PenstockError as error:
             why = str(error)
@@ -72,13 +73,6 @@ def _no_gpu(checkpoint: Checkpoint, options: EngineOptions) -> str | None:
     return None
 
 
-def leaves_draft_out(options: EngineOptions, backend: Backend, plan: Plan | None = None) -> bool:
-    """Whether a draft block that nobody asked for is not used: it would follow every step on a device, and take
-    memory that experts could have."""
-    streams = plan is not None and plan.experts_held < plan.experts_total
-    return options.draft == "auto" and (streams or isinstance(backend, DeviceBackend))
-
-
 def plan_engine(
     checkpoint: Checkpoint,
     options: EngineOptions,
@@ -86,14 +80,22 @@ def plan_engine(
     context: int | None,
     memory: Memory | None = None,
 ) -> tuple[Checkpoint, Plan, int]:
-    """The model as an engine runs it, with its draft block or without, and `make_engine_plan` for that."""
-    if leaves_draft_out(options, backend):
-        checkpoint = checkpoint.without_draft()
-    plan, tokens = make_engine_plan(checkpoint, options, backend, context, memory)
-    if checkpoint.has_draft and leaves_draft_out(options, backend, plan):
-        checkpoint = checkpoint.without_draft()
+    """The model as an engine runs it, and `make_engine_plan` for that.  A draft block that nobody asked for is left
+    out where others want its memory: experts, which would have to come and go, and on a device the context and the
+    steps of prompts, which would have to be shorter.  An MTP block joins every row of a prompt's steps there, for
+    which these would have to be."""
+    alone, on_device = checkpoint.without_draft(), isinstance(backend, DeviceBackend)
+    if options.draft == "auto" and on_device and checkpoint.has_mtp:
+        checkpoint = alone
+    if options.draft != "auto" or not checkpoint.has_draft:
+        return checkpoint, *make_engine_plan(checkpoint, options, backend, context, memory)
+    without = make_engine_plan(alone, options, backend, context, memory) if on_device else None
+    with suppress(BudgetError):
         plan, tokens = make_engine_plan(checkpoint, options, backend, context, memory)
-    return checkpoint, plan, tokens
+        same = without is None or (tokens, plan.chunk) == (without[1], without[0].chunk)
+        if same and plan.tiers is None and plan.experts_held == plan.experts_total:
+            return checkpoint, plan, tokens
+    return alone, *(without or make_engine_plan(alone, options, backend, context, memory))
 
 
 def make_engine_plan(

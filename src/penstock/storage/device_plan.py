@@ -6,7 +6,7 @@ from typing import Any, Final
 from penstock.backend.device import DeviceBackend
 from penstock.errors import BudgetError
 from penstock.sizes import write_amount
-from penstock.storage.dense import HEAD
+from penstock.storage.dense import EMBEDDING, HEAD
 from penstock.storage.device import expert_infos
 from penstock.storage.plan import RESERVED, SLACK, Plan
 from penstock.weights.checkpoint import Checkpoint
@@ -15,6 +15,7 @@ from penstock.weights.summary import roles
 
 MODE: Final = "vram"
 LEAST_ROWS: Final = 32  # of a step: fewer save nothing
+BY_ROW: Final = (EMBEDDING, ".markov_w1.weight")  # what a token looks its row up in
 
 
 def plan_for_device(
@@ -103,7 +104,8 @@ def dense_bytes(checkpoint: Checkpoint, backend: DeviceBackend) -> tuple[int, in
         if role is Role.ROUTED or len(info.shape) < 2:
             continue
         table = role is Role.HASH_TABLE
-        size = 4 * info.shape[0] * info.shape[1] if table else backend.weight_bytes(info)
+        by_row = name.endswith(BY_ROW)
+        size = 4 * info.shape[0] * info.shape[1] if table else backend.weight_bytes(info, by_row)
         total += size
         if table or (name != HEAD and info.shape[0] == checkpoint.config.vocab_size):
             stored += size

@@ -21,7 +21,7 @@ from penstock.backend.state import StateLayout, StatePool
 from penstock.engine import loader
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
-from penstock.engine.planning import make_engine_plan
+from penstock.engine.planning import plan_engine
 from penstock.errors import BudgetError
 from penstock.native.library import native
 from penstock.storage.plan import SLACK
@@ -233,7 +233,8 @@ class Double(CpuBackend, DeviceBackend):
     def fence(self) -> Callable[[], None]:
         return lambda: None
 
-    def weight_bytes(self, info: TensorInfo) -> int:
+    def weight_bytes(self, info: TensorInfo, by_row: bool = False) -> int:
+        del by_row
         return info.total_bytes
 
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
@@ -275,7 +276,7 @@ def smallest_vram(model: Path, device: Double, **options: Any) -> int:
     for vram in range(SLACK, SLACK << 2, 1 << 18):
         with suppress(BudgetError):
             chosen = EngineOptions(device="cuda", vram=vram, **options)
-            plan, _ = make_engine_plan(checkpoint, chosen, device, 256)
+            _, plan, _ = plan_engine(checkpoint, chosen, device, 256)
             return plan.smallest
     raise AssertionError("no budget works")
 

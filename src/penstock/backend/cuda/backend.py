@@ -23,12 +23,14 @@ from penstock.backend.cuda.held_stack import CudaHeldStack, kinds_of
 from penstock.backend.cuda.link import measure_experts, pin, unpin
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import (
+    TABLE_KINDS,
     CudaExpert,
     CudaExpertStack,
     CudaWeight,
     experts_are_fast,
     packed_bytes,
     packed_kind,
+    row_kind,
     stack_bytes,
 )
 from penstock.backend.cuda.prefill_products import prepare
@@ -154,7 +156,9 @@ class CudaBackend(DeviceBackend):
     def stack_bytes(self, experts: Sequence[Sequence[TensorInfo]], used: int) -> int:
         return stack_bytes(experts, used)
 
-    def weight_bytes(self, info: TensorInfo) -> int:
+    def weight_bytes(self, info: TensorInfo, by_row: bool = False) -> int:
+        if by_row:
+            return row_kind(info.kind, TABLE_KINDS).nbytes(info.shape)
         return packed_bytes(packed_kind(info), *info.shape)
 
     def states(self, layout: StateLayout) -> CudaStates:

@@ -149,19 +149,23 @@ class Guesser(ABC):
 
 class Features(ABC):
     @abstractmethod
-    def take(self, number: int, streams: Array) -> None:
+    def take(self, number: int, streams: Array, batch: Any) -> None:
         """The output of the layer with this number among those that are looked at."""
 
     @abstractmethod
-    def run(self, rows: int) -> Array:
-        """Of all that was taken: x [rows, hidden]"""
+    def run(self, batch: Any) -> tuple[Array, Any]:
+        """Of all that was taken: x [rows, hidden] for `Attention.fill_window`, and the batch of these rows.  Rows
+        that no window will keep may be left out."""
 
 
 class MarkovHead(ABC):
     @abstractmethod
-    def run(self, streams: Array, logits: Logits, token: int, least: float) -> list[tuple[int, float]]:
-        """streams [rows, n, hidden], logits [rows, vocab], which are changed → the token of each row with its chance
-        to be right, after `token` and each other, until all together are less likely than `least`"""
+    def run(
+        self, streams: Array, batch: Any, most: int, least: float, output: Iterable[DeviceWeight]
+    ) -> list[tuple[int, float]]:
+        """streams [rows, n, hidden] → tokens, at most `most` and one for each row, with their chances to be right:
+        after the batch's first token and each other, until all together are less likely than `least`.  output: as
+        for `Head`"""
 
 
 class Ops(ABC):
@@ -181,10 +185,17 @@ class Ops(ABC):
         blocks' states are made ready for the step's rows."""
 
     @abstractmethod
-    def repeat(self, batch: Any, work: Callable[[Progress | None], T], progress: Progress | None = None) -> T:
+    def repeat(
+        self,
+        batch: Any,
+        work: Callable[[Progress | None], T],
+        progress: Progress | None = None,
+        blocks: range | None = None,
+    ) -> T:
         """Runs `work`, which calls ops with this batch and nothing else that differs from step to step, and tells
         `progress` as it goes.  A device may record what it launches and, for another batch with as many rows and the
-        same blocks, launch that again without calling it; then it tells when all is launched."""
+        same blocks, launch that again without calling it; then it tells when all is launched.  blocks: those of the
+        batch that `work` is about, where it is a part of what a step does"""
 
     @abstractmethod
     def streams(self, x: Array, count: int) -> Array:
@@ -259,8 +270,8 @@ class DSparkOps(Ops):
     """What a DSpark module takes."""
 
     @abstractmethod
-    def begin(self, step: Step, blocks: range, *, since: int = 0) -> Any:
-        """since: the position from which on windows of `AttentionSpec.block` have rows"""
+    def begin(self, step: Step, blocks: range, *, since: int | None = None) -> Any:
+        """since: the rows are a block's (`AttentionSpec.block`), whose windows have rows from this position on"""
 
     @abstractmethod
     def features(self, spec: FeaturesSpec) -> Features: ...

@@ -153,9 +153,9 @@ class FeaturesSpec:
 @dataclass(frozen=True, slots=True)
 class MarkovSpec:
     """How a DSpark module chooses tokens one after another: each adds to the logits of the next, and together with
-    the folded streams tells how likely that is right."""
+    the streams, folded as for the head, tells how likely that is right."""
 
     previous: DeviceWeight  # [vocab, rank]
     following: DeviceWeight  # [vocab, rank]
     confidence: Vector  # [hidden + rank]
-    fold: HeadSpec  # of the streams; its norm is not used
+    head: HeadSpec

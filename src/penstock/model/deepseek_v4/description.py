@@ -176,7 +176,7 @@ class Description:
             previous=self.weight(f"{block}.markov_w1"),
             following=self.weight(f"{block}.markov_w2"),
             confidence=self.vector(f"{block}.conf_proj.weight"),
-            fold=head,
+            head=head,
         )
 
     def join(self, block: str) -> v4.JoinSpec:

@@ -76,9 +76,9 @@ class DraftBlock:
 
     def follow(self, streams: Array, step: Step, batch: Any) -> None:
         """Adds the pairs that a step completes: (last streams before it, its first token), and so on."""
+        if step.rows <= FEW and not self.keeps_up:
+            return
         if step.rows <= self._few:
-            if not self.keeps_up:
-                return
             self._wait(step)
         else:
             for number, slot in enumerate(step.slots):

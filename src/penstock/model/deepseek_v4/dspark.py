@@ -6,13 +6,11 @@ and every place of it sees all others.  Tokens are then chosen one after another
 next, and the module says of each how likely it is right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import Array
+from penstock.backend.base import Array, DeviceWeight
 from penstock.backend.state import DRAFTS, Step
 from penstock.model.deepseek_v4.description import Description
 
@@ -51,33 +49,36 @@ class DSparkModule:
         last = stages[-1].block
         self.features = ops.features(description.features(stages[0].block))
         head = description.head(f"{last}.hc_head", f"{last}.norm")
-        self.head, self.markov = ops.head(head), ops.markov_head(description.markov(last, head))
+        self.head = ops.markov_head(description.markov(last, head))
         self.watched = range(layers - description.watched(stages[0].block), layers)
         self._blocks = range(first, first + len(stages))
         self._followed: dict[int, Followed] = {}  # by slot
         self.keeps_up = True  # see `Architecture.keep_up`
 
-    def see(self, layer: int, streams: Array) -> None:
+    def see(self, layer: int, streams: Array, batch: Any) -> None:
         """What a layer of the trunk has made."""
         if layer in self.watched:
-            self.features.take(layer - self.watched.start, streams)
+            self.features.take(layer - self.watched.start, streams, batch)
 
     def follow(self, step: Step, batch: Any) -> None:
         """The windows get the rows of a step, whose features have all been seen."""
         if step.rows <= FEW and not self.keeps_up:
             return
-        x: Array = None
-        for stage in self.stages:
-            self.dense.enter(stage.block)
-            if x is None:  # the projection is the first stage's
-                x = self.features.run(step.rows)
-            stage.attention.fill_window(x, batch)
-            self.dense.leave(stage.block)
+        self.ops.repeat(batch, lambda _: self._fill_windows(batch), blocks=self._blocks)
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
             position = int(step.positions[start])
             followed = self._at(slot, position)
             followed.end = position + stop - start
+
+    def _fill_windows(self, batch: Any) -> None:
+        x: Array = None
+        for stage in self.stages:
+            self.dense.enter(stage.block)
+            if x is None:  # the projection is the first stage's
+                x, batch = self.features.run(batch)
+            stage.attention.fill_window(x, batch)
+            self.dense.leave(stage.block)
 
     def _at(self, slot: int, position: int) -> Followed:
         """What is known of a sequence that has read `position` tokens."""
@@ -91,18 +92,23 @@ class DSparkModule:
         followed.first, followed.end = min(followed.first, position), position
         return followed
 
-    def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
-        """See `Architecture.draft`."""
+    def draft(
+        self, slot: int, position: int, token: int, most: int, least: float, output: Iterable[DeviceWeight]
+    ) -> list[tuple[int, float]]:
+        """See `Architecture.draft`.  output: as for `MarkovHead`"""
         tokens = [token] + [min(PLACEHOLDER, self.config.vocab_size - 1)] * (BLOCK - 1)
         since = self._at(slot, position).first
         batch = self.ops.begin(Step.of([(slot, position, tokens, 0)]), self._blocks, since=since)
+        streams = self.ops.repeat(batch, lambda _: self._through(batch))
+        found = self.head.run(streams, batch, most, least, output)
+        self.dense.leave(self.stages[-1].block)
+        return found
+
+    def _through(self, batch: Any) -> Array:
         streams = self.ops.streams(self.embedding.run(batch), self.config.streams)
-        rows, found = np.arange(min(most, BLOCK)), list[tuple[int, float]]()
         for stage in self.stages:
             self.dense.enter(stage.block)
             stage.forward(streams, batch)
-            if stage is self.stages[-1]:  # whose the head is
-                logits = np.asarray(self.head.run(streams, rows, self.dense.head()))
-                found = self.markov.run(streams, logits, token, least)
-            self.dense.leave(stage.block)
-        return found
+            if stage is not self.stages[-1]:  # whose the head is
+                self.dense.leave(stage.block)
+        return streams

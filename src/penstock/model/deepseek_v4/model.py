@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import Array, Backend, Logits
+from penstock.backend.base import Array, Backend, Choice, Logits
 from penstock.backend.device import DeviceBackend, HostBackend
 from penstock.backend.state import DRAFTS, StateLayout, StatePool, Step
 from penstock.errors import OptionError
@@ -87,6 +87,7 @@ class DeepSeekV4(Architecture):
     ):
         checkpoint, config = description.checkpoint, description.config
         self.config, self.ops, self.dense = config, ops, description.dense
+        self.sampling = description.backend.sampling
         self.layers = [
             self._layer(description, f"blk.{number}", config.layers[number], layout, experts)
             for number in layers
@@ -177,7 +178,7 @@ class DeepSeekV4(Architecture):
             layer.forward(streams, batch)
             self.dense.leave(layer.block)
             if self.dspark is not None:
-                self.dspark.see(number - 1, streams)
+                self.dspark.see(number - 1, streams, batch)
             if progress is not None:
                 progress(number / len(self.layers))
         return streams
@@ -197,7 +198,7 @@ class DeepSeekV4(Architecture):
 
     def draft(self, slot: int, position: int, token: int, most: int, least: float) -> list[tuple[int, float]]:
         if self.dspark is not None:
-            return self.dspark.draft(slot, position, token, most, least)
+            return self.dspark.draft(slot, position, token, most, least, self.dense.head())
         assert self.draft_block is not None
         self.dense.enter(DRAFT)
         output = self.dense.whole_head()
@@ -221,12 +222,19 @@ class DeepSeekV4(Architecture):
             else:
                 streams = block.again(slot, position + len(found), token, streams)
             logits = block.head.run(streams, np.zeros(1, np.int64), self.dense.head())
-            row = np.asarray(logits)[0]
-            token = int(row.argmax())
-            chance = 1 / float(np.exp(row - row[token]).sum())
+            token, chance = self._likeliest(logits[0])
             all_right *= chance
             found.append((token, chance))
         return found
+
+    def _likeliest(self, row: Logits) -> tuple[int, float]:
+        """The best token, and how likely it is: chosen where the logits are."""
+        choosing = self.sampling.start(row, Choice(temperature=0.0))
+        if choosing is not None:
+            chosen = choosing.result()
+            return max(chosen.token, 0), float(np.exp(chosen.logprob))
+        token = int(row.argmax())
+        return token, 1 / float(np.exp(row - row[token]).sum())
 
     def draft_knows(self, slot: int, position: int) -> bool:
         return self.draft_block is None or self.draft_block.knows(slot, position)

@@ -1,16 +1,18 @@
 """What a DSpark module has besides the ops of layers: attention among guesses, features of the trunk, and the way
 from its streams to tokens."""
 
+from collections.abc import Iterable
 from ctypes import c_int64, c_void_p
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.backend import deepseek_v4 as v4
-from penstock.backend.base import Logits
+from penstock.backend.base import DeviceWeight
 from penstock.backend.cpu.deepseek_v4.attention import CpuAttention
 from penstock.backend.cpu.deepseek_v4.batch import ROW_KINDS, Batch
 from penstock.backend.cpu.deepseek_v4.described import vector, weight_of
+from penstock.backend.cpu.deepseek_v4.ends import CpuHead
 from penstock.backend.cpu.memory import Buffer, Workspace
 from penstock.backend.state import DTYPES
 from penstock.native import structs
@@ -27,16 +29,17 @@ class CpuBlockAttention(CpuAttention):
         before = min(self.spec.window, sequence.position - sequence.since)
         series = self._pool.layout.series[self.state.window]
         keys = self._keys_of(x, batch)  # [rows, dim]
-        rings = self._workspace.take("block rings", rows, (before + rows, dim), DTYPES[series.dtype])
+        room = self.spec.window + self.spec.block
+        rings = self._workspace.take("block rings", rows, (room, dim), DTYPES[series.dtype])
         rings.array[:, :before] = self._pool.read(
             sequence.slot, self.state.window, sequence.position - before, sequence.position
         )
         for row in range(rows):
-            rings.array[row, before:] = np.roll(keys, -1 - row, axis=0)
+            rings.array[row, before : before + rows] = np.roll(keys, -1 - row, axis=0)
         described = np.zeros(rows, np.dtype(structs.Ring))
         states = np.zeros(rows, np.dtype(structs.SequenceState))
         described["data"] = rings.address + rings.array.strides[0] * np.arange(rows)
-        described["capacity"], described["width"] = before + rows, dim
+        described["capacity"], described["width"] = room, dim
         described["kind"] = ROW_KINDS[series.dtype]
         states["window"] = described.ctypes.data + described.strides[0] * np.arange(rows)
         states["start"], states["count"], states["position"] = np.arange(rows), 1, before + rows - 1
@@ -73,12 +76,14 @@ class CpuFeatures(v4.Features):
         self._hidden, self._width = self._projection.info.shape
         self._workspace, self._threads = workspace, threads
 
-    def take(self, number: int, streams: Buffer) -> None:
+    def take(self, number: int, streams: Buffer, batch: Batch) -> None:
+        del batch
         first, last = number * self._hidden, (number + 1) * self._hidden
         features = self._workspace.take("features", len(streams.array), (self._width,))
         np.mean(streams.array, axis=1, out=features.array[:, first:last])
 
-    def run(self, rows: int) -> Buffer:
+    def run(self, batch: Batch) -> tuple[Buffer, Batch]:
+        rows = batch.rows
         features = self._workspace.take("features", rows, (self._width,))
         projected = self._workspace.take("projected features", rows, (self._hidden,))
         out = self._workspace.take("main features", rows, (self._hidden,))
@@ -97,20 +102,24 @@ class CpuFeatures(v4.Features):
                 self._threads,
             )
         )
-        return out
+        return out, batch
 
 
 class CpuMarkovHead(v4.MarkovHead):
     def __init__(self, spec: v4.MarkovSpec, workspace: Workspace, threads: int):
         self._previous, self._following = weight_of(spec.previous), weight_of(spec.following)
-        self._fold, self._fn = spec.fold, weight_of(spec.fold.fn)
+        self._head, self._fold = CpuHead(spec.head, workspace, threads), spec.head
+        self._fn = weight_of(spec.head.fn)
         self._confidence = spec.confidence.reshape(-1)
         self._vocab, self._rank = self._following.info.shape
         self._workspace, self._threads = workspace, threads
 
-    def run(self, streams: Buffer, logits: Logits, token: int, least: float) -> list[tuple[int, float]]:
+    def run(
+        self, streams: Buffer, batch: Batch, most: int, least: float, output: Iterable[DeviceWeight]
+    ) -> list[tuple[int, float]]:
+        logits = self._head.run(streams, np.arange(min(most, batch.rows)), output)
         hidden = self._folded(streams.array)  # [rows, hidden]
-        found, all_right = list[tuple[int, float]](), 1.0
+        token, found, all_right = int(batch.step.tokens[0]), list[tuple[int, float]](), 1.0
         said = self._workspace.take("markov", 1, (self._rank,))
         added = self._workspace.take("markov logits", 1, (self._vocab,))
         for row, x in zip(logits, hidden, strict=False):

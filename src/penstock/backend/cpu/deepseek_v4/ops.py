@@ -50,13 +50,13 @@ class CpuOps(v4.LateDraftOps, v4.DSparkOps):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range, settled: bool = False, since: int = 0) -> Batch:
+    def begin(self, step: Step, blocks: range, settled: bool = False, since: int | None = None) -> Batch:
         chosen, sequences = slice(blocks.start, blocks.stop), []
         positions = Buffer(step.positions)
         for number, slot in enumerate(step.slots):
             start, stop = step.starts[number], step.starts[number + 1]
             states = self._states_of(slot)
-            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states, since)
+            sequence = Sequence(slot, start, stop - start, int(step.positions[start]), states, since or 0)
             direct = settled or in_place(sequence.count)
             sequence.enter(chosen, direct)
             if not direct:
@@ -90,9 +90,13 @@ class CpuOps(v4.LateDraftOps, v4.DSparkOps):
         return int(states.addresses[block])
 
     def repeat(
-        self, batch: Batch, work: Callable[[v4.Progress | None], T], progress: v4.Progress | None = None
+        self,
+        batch: Batch,
+        work: Callable[[v4.Progress | None], T],
+        progress: v4.Progress | None = None,
+        blocks: range | None = None,
     ) -> T:
-        del batch  # everything is called again
+        del batch, blocks  # everything is called again
         return work(progress)
 
     def streams(self, x: Buffer, count: int) -> Buffer:

@@ -11,6 +11,7 @@ from penstock.backend.cuda.attention import (
     MakeTurns,
     Places,
     Remember,
+    RowsAt,
 )
 from penstock.backend.cuda.deepseek_v4.batch import Batch, Launch, StepMemory, run, smaller_pieces
 from penstock.backend.cuda.deepseek_v4.hyper import SublayerInput
@@ -210,17 +211,24 @@ class CudaAttention(v4.Attention):
     def _attention(
         self, q: torch.Tensor, places: Places, picked: tuple[torch.Tensor, torch.Tensor] | None, a: int, b: int
     ) -> tuple[Input, Launch]:  # fmt: skip
+        compressed = self._compressors[0] if self._compressors else None
+        beyond = (compressed.ratio, compressed.rows) if compressed else (0, None)
+        return self._attend(q, places, self._spec.window, beyond, picked, a, b)
+
+    def _attend(
+        self, q: torch.Tensor, places: Places, window: int, beyond: tuple[int, RowsAt | None],
+        picked: tuple[torch.Tensor, torch.Tensor] | None, a: int, b: int,
+    ) -> tuple[Input, Launch]:  # fmt: skip
+        """window: how many rows of it are seen; beyond: the ratio of other rows, and where they lie"""
         spec, rows, workspace = self._spec, b - a, self._memory.workspace
         shaped, picks = q.view(rows, spec.heads, spec.dim), picked or (None, None)
-        compressed = self._compressors[0] if self._compressors else None
-        ratio, where = (compressed.ratio, compressed.rows) if compressed else (0, None)
+        ratio, where = beyond
         if not Attention.takes(spec.heads, spec.dim, places.rope, self._kind):
             out = workspace.take("heads", spec.heads * spec.dim)[a:b]
             return out, PlainAttention(
-                shaped, self._window, places, self._sinks, spec.window, spec.eps, out, self._kind, ratio, where,
-                *picks,
+                shaped, self._window, places, self._sinks, window, spec.eps, out, self._kind, ratio, where, *picks
             )  # fmt: skip
-        given = (shaped, self._window, places, self._sinks, spec.window, spec.eps, ratio, where, picks[0])
+        given = (shaped, self._window, places, self._sinks, window, spec.eps, ratio, where, picks[0])
         apart = None
         if Attention.many(rows, spec.heads):
             apart = workspace.take("sums apart", Attention.apart_floats(spec.heads))[a:b]

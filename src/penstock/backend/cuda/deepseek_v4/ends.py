@@ -111,7 +111,7 @@ class CudaHead(v4.Head):
         at, count = streams.at, streams.rows
         key = (count, *(tensor.data_ptr() for tensor in (streams.now, *streams.pending)))
         if key not in self._graphs:
-            self._graphs[key] = Recorded(lambda: self._logits_of(streams, matrix))
+            self._graphs[key] = Recorded(lambda: self.logits_of(streams, matrix))
         self._graphs[key].run()
         streams.at, streams.pending = 1 - at, None  # also where the graph was only repeated
         return self._logits(count)
@@ -145,11 +145,12 @@ class CudaHead(v4.Head):
             ("head streams", count), lambda: Streams(workspace, "head streams", count, *self._shape)
         )
         torch.index_select(streams, 0, wanted, out=chosen.begin())
-        self._logits_of(chosen, matrix)
+        self.logits_of(chosen, matrix)
 
-    def _logits_of(self, streams: Streams, matrix: Packed) -> None:
+    def logits_of(self, streams: Streams, matrix: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launches all rows → their logits [rows, vocab], and a mix [rows, …] whose first numbers fold the streams"""
         count = streams.rows
-        x, _ = self._mixer.enter(streams)
+        x, mix = self._mixer.enter(streams)
         made = self._made.get(count)
 
         def forms(size: int) -> int:
@@ -166,6 +167,7 @@ class CudaHead(v4.Head):
         else:
             x.images(forms(made[0]), made[0])
         run(made[1])
+        return self._logits(count), mix
 
 
 class CudaJoin(v4.Join):

@@ -24,10 +24,24 @@ class LongBatch(Batch):
         self.memory, pool = memory, memory.pool
         self.tokens = torch.from_numpy(step.tokens).to(torch.int32).cuda()
         self._places: dict[int, LongPlaces] = {}
+        self._tails: dict[int, tuple[LongBatch, torch.Tensor]] = {}
         self._sequences = list[tuple[int, int, int, int]]()
         for slot, _, rows, position in self.sequences():
             pool.ensure(slot, position + rows)
             self._sequences.append((pool.address(slot), pool.stage(slot), position, rows))
+
+    def tail(self, most: int) -> tuple["LongBatch", torch.Tensor]:
+        """A batch of at most the last `most` rows of every sequence, and which of this one's they are, int32."""
+        if most not in self._tails:
+            step, sequences, rows = self.step, list[tuple[int, int, list[int], int]](), list[range]()
+            for slot, start, count, _ in self.sequences():
+                stop = start + count
+                rows.append(range(max(start, stop - most), stop))
+                tokens = step.tokens[rows[-1].start : stop].tolist()
+                sequences.append((slot, int(step.positions[rows[-1].start]), tokens, 0))
+            some = torch.cat([torch.tensor(each, dtype=torch.int32) for each in rows]).cuda()
+            self._tails[most] = LongBatch(Step.of(sequences), self.blocks, self.memory), some
+        return self._tails[most]
 
     def places(self, frequencies: Vector) -> LongPlaces:
         """Where the rows stand, with rotations for these frequencies."""

@@ -12,6 +12,12 @@ from penstock.backend.base import Backend, DeviceWeight
 from penstock.backend.cuda.backend import CudaBackend
 from penstock.backend.cuda.deepseek_v4.attention import CudaAttention
 from penstock.backend.cuda.deepseek_v4.batch import BUCKETS, Batch, StepMemory
+from penstock.backend.cuda.deepseek_v4.dspark import (
+    BlockKeys,
+    CudaBlockAttention,
+    CudaFeatures,
+    CudaMarkovHead,
+)
 from penstock.backend.cuda.deepseek_v4.ends import CudaEmbedding, CudaHead, CudaJoin, Embedded
 from penstock.backend.cuda.deepseek_v4.experts import CudaExperts, CudaRouter
 from penstock.backend.cuda.deepseek_v4.hyper import CudaHyper, Pending, Streams
@@ -25,10 +31,12 @@ from penstock.weights.checkpoint import Checkpoint
 
 CUTS: Final = (2, 8)  # blocks before which a graph is cut: a short one is launched sooner than a long one
 
+GraphKey = tuple[int, range, range | None, bool]  # rows, blocks, those of a part of the step, begun early
+
 T = TypeVar("T")
 
 
-class CudaOps(v4.Ops):
+class CudaOps(v4.DSparkOps):
     def __init__(self, backend: Backend, pool: StatePool):
         assert isinstance(backend, CudaBackend)
         assert isinstance(pool, CudaStates)
@@ -40,9 +48,11 @@ class CudaOps(v4.Ops):
         self._streams: dict[int, Streams] = {}
         self._shape = (0, 0)  # of streams
         self._blocks = 0
-        self._graphs: dict[tuple[int, range, bool], Recorded] = {}
+        self._graphs: dict[GraphKey, Recorded] = {}
         # In which buffer the streams are in the end, and what is still to be added to them
-        self._ends: dict[tuple[int, range, bool], tuple[int, Pending]] = {}
+        self._ends: dict[GraphKey, tuple[int, Pending]] = {}
+        self._block_keys: BlockKeys | None = None  # of a DSpark module
+        self._block = 0  # rows of its blocks
 
     @staticmethod
     def step_bytes(backend: Backend, checkpoint: Checkpoint, rows: int) -> int:
@@ -51,31 +61,39 @@ class CudaOps(v4.Ops):
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, step: Step, blocks: range) -> Batch:
+    def begin(self, step: Step, blocks: range, *, since: int | None = None) -> Batch:
         self._backend.activate()
         with translated("a step"):
             if step.rows > STEP_ROWS:
                 return LongBatch(step, blocks, self._memory.long)
+            if since is not None:
+                assert self._block_keys is not None
+                self._block_keys.show(int(step.positions[0]), step.rows, since)
             return self._memory.begin(step, blocks)
 
     def repeat(
-        self, batch: Batch, work: Callable[[v4.Progress | None], T], progress: v4.Progress | None = None
+        self,
+        batch: Batch,
+        work: Callable[[v4.Progress | None], T],
+        progress: v4.Progress | None = None,
+        blocks: range | None = None,
     ) -> T:
         if isinstance(batch, LongBatch):
             with translated("a step"):
-                self._backend.count_step(False)
+                if blocks is None:
+                    self._backend.count_step(False)
                 long = work(progress)
                 if isinstance(long, LongStreams):
                     long.settle()
             return long
-        found = self._repeat(batch, work)
+        found = self._repeat(batch, work, blocks)
         if (
             progress is not None
         ):  # after it: what it raises may not end a recording, nor be called by a later one
             progress(1.0)
         return found
 
-    def _repeat(self, batch: Batch, work: Callable[[v4.Progress | None], T]) -> T:
+    def _repeat(self, batch: Batch, work: Callable[[v4.Progress | None], T], blocks: range | None) -> T:
         """Of a short step."""
 
         early = (
@@ -90,11 +108,12 @@ class CudaOps(v4.Ops):
         with translated("a step"):
             if batch.rows not in BUCKETS:
                 return whole()
-            key = (batch.rows, batch.blocks, early)
+            key = (batch.rows, batch.blocks, blocks, early)
             graph = self._graphs.get(key)
             if graph is None:
                 graph = self._graphs[key] = Recorded(whole)
-            self._backend.count_step(graph.recorded)
+            if blocks is None:
+                self._backend.count_step(graph.recorded)
             replayed = graph.recorded
             found: T = graph.run()
             if isinstance(found, Streams):
@@ -146,6 +165,11 @@ class CudaOps(v4.Ops):
 
     def attention(self, spec: v4.AttentionSpec, state: v4.AttentionState) -> CudaAttention:
         self._blocks += 1
+        if spec.block:
+            if self._block_keys is None:
+                capacity = self._pool.places[state.window].capacity
+                self._block_keys, self._block = BlockKeys(spec.window, spec.block, capacity), spec.block
+            return CudaBlockAttention(spec, state, self._memory, self._block_keys)
         return CudaAttention(spec, state, self._memory, self._blocks in CUTS)
 
     def router(self, spec: v4.RouterSpec) -> CudaRouter:
@@ -159,6 +183,13 @@ class CudaOps(v4.Ops):
 
     def join(self, spec: v4.JoinSpec) -> CudaJoin:
         return CudaJoin(spec, self._memory)
+
+    def features(self, spec: v4.FeaturesSpec) -> CudaFeatures:
+        assert self._block_keys is not None  # stages come first
+        return CudaFeatures(spec, self._memory, self._block_keys.capacity)
+
+    def markov_head(self, spec: v4.MarkovSpec) -> CudaMarkovHead:
+        return CudaMarkovHead(spec, self._memory, self._block)
 
     # ── a draft block's streams ───────────────────────────────────────────────────────────────────────────
 

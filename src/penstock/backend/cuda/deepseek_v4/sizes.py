@@ -14,6 +14,7 @@ from penstock.weights.tensor import TensorInfo
 
 STEP_ROWS: Final = 32  # of a step that graphs are recorded for
 LONG_ROWS: Final = 8192  # of a long one
+FEATURE_ROWS: Final = 1024  # of a long one, whose features a DSpark module projects at a time
 SCORE_BYTES: Final = 1 << 29  # of the indexer's scores in a long one, at a time
 _STAGED: Final = 1 << 28  # what is copied of sequences' rings, and small things
 
@@ -54,7 +55,13 @@ def _long_bytes(checkpoint: Checkpoint, rows: int) -> int:
         + c.head_dim
         + (c.experts_used + 1) * width
     )
-    return rows * (4 * floats + 2 * halves) + SCORE_BYTES + _STAGED
+    if checkpoint.has_mtp:  # streams before every row, normed, beside embeddings, in halves and joined
+        floats += 10 * c.streams * c.hidden
+    features = feature_width(checkpoint)
+    if features:  # of a DSpark module: floats of all rows, and halves of those that are projected at a time
+        floats, halves = floats + features + c.hidden, halves + 2 * c.hidden
+    projected = 4 * features * min(rows, FEATURE_ROWS)
+    return rows * (4 * floats + 2 * halves) + projected + SCORE_BYTES + _STAGED
 
 
 def _short_bytes(checkpoint: Checkpoint, rows: int) -> int:
@@ -71,4 +78,10 @@ def _short_bytes(checkpoint: Checkpoint, rows: int) -> int:
     floats += 4 * widest + 2 * c.index_heads * c.index_dim + c.index_topk + scored
     width = max(layer.expert_width for layer in c.layers)
     floats += 4 * c.experts + 6 * (c.experts_used + 1) * width + parts_floats(c.hidden, width, c.experts_used)
-    return 4 * (rows * floats + 32 * c.vocab_size) + (64 << 20)
+    floats += feature_width(checkpoint) + 2 * c.hidden  # what a DSpark module sees of the trunk
+    return 4 * (rows * floats + 33 * c.vocab_size) + (64 << 20)
+
+
+def feature_width(checkpoint: Checkpoint) -> int:
+    """Numbers that a DSpark module sees of a token; 0 without one."""
+    return checkpoint.index["mtp.0.main_proj.weight"].shape[1] if checkpoint.has_dspark else 0
