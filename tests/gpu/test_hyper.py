@@ -205,9 +205,10 @@ def test_without_clusters(hidden: int, dtype: torch.dtype, outs: int) -> None:
     assert ref.error(now.cpu().numpy(), wanted) < 1e-6
     for row in range(rows):
         z = fn.double().numpy() @ ref.rms_norm(wanted[row].reshape(-1), 1.0, EPS)
-        c = sigmoid(z * scale[0] + base[:4]) + HC_EPS
         if leaves:
             c = coefficients(z, base.astype(np.float64), scale.astype(np.float64))
+        else:
+            c = sigmoid(z * scale[0] + base[:4]) + HC_EPS
         assert ref.error(mix[row].cpu().numpy(), c) < 5e-6
         assert ref.error(x[row].cpu().numpy(), c[:4] @ wanted[row]) < 5e-6
     for a, b in zip(run([2]), (now, mix, x), strict=True):
