@@ -255,15 +255,8 @@ struct Copiers {
         for (u32 i = number * 16; i < bytes; i += count * 16)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i), "l"(static_cast<const char*>(from) + i) : "memory");
     }
-    PS_DEVICE void stream(void* to, const void* from, u32 bytes, u64*) const {
-        u64 policy;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        const u32 at = shared_address(to);
-#pragma unroll 4
-        for (u32 i = number * 16; i < bytes; i += count * 16)
-            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(at + i), "l"(static_cast<const char*>(from) + i), "l"(policy)
-                         : "memory");
-    }
+    // Without a hint for the second-level cache: of copies that have one the assembler of CUDA 13.0 makes illegal instructions now and then.
+    PS_DEVICE void stream(void* to, const void* from, u32 bytes, u64* bar) const { copy(to, from, bytes, bar); }
     PS_DEVICE void close(u64* bar) const {  // arrives when this thread's copies have
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
     }
