@@ -80,7 +80,7 @@ class PromptPieces:
         """
         weights = self.weights()
         if weights is None:
-            return most if self._seen else max(1, most // 2)
+            return max(1, min(tokens, most if self._seen else most // 2))
         least = max(
             self._least, min(seen.rows for seen in self._seen.values()) / 2
         )  # nothing is known of smaller ones
