@@ -9,7 +9,8 @@
 One process with one thread; then what two such processes do that have nothing to do with each other, which is all
 that two stages could ever do on this machine; how fast one reads a prompt in pieces of several sizes, and so two
 stages at most; then a head and a worker with one thread each, connected over loopback: as two stages, as two stages
-whose layers take turns, and with the worker computing experts.  Decoding alone, two sessions at once (tokens of both,
+whose layers take turns (both turn about with one process, and for which share of the time each stage computes), and
+with the worker computing experts.  Decoding alone, two sessions at once (tokens of both,
 through the scheduler), and a prompt of 2,048 tokens.  The file has a small vocabulary, so that the head of the model
 is to its four layers as it is to the published model's 43.
 """
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -31,6 +32,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.children import ROOT
+from penstock.cluster.attendance import TICK
 from penstock.engine.engine import Engine
 from penstock.engine.requests import Failed, Request
 from penstock.engine.sampling import Sampling
@@ -122,17 +124,40 @@ def decode_two(engine: Engine) -> float:
     return sum(begin < when <= end for each in times.values() for when in each) / (end - begin)
 
 
-def measured(engine: Engine, repeat: int) -> dict[str, float]:
-    decode(engine)  # weights are read, memory becomes real
-    prefill(engine, 256)
-    return {
-        "decode": median(decode(engine) for _ in range(repeat)),
-        "decode, two sessions": median(decode_two(engine) for _ in range(repeat)),
-        f"prefill {PROMPT}": median(prefill(engine) for _ in range(repeat)),
-    }
+Found = dict[str, list[float]]  # of each thing that is measured: tokens per second, by repetition
+MEASURES: Final[dict[str, Callable[[Engine], float]]] = {
+    "decode": decode,
+    "decode, two sessions": decode_two,
+    f"prefill {PROMPT}": prefill,
+}
 
 
-def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -> dict[str, float]:
+def measured(engines: Sequence[Engine], repeat: int) -> list[Found]:
+    """Of each engine, turn about: the cores of a machine are not always equally fast."""
+    for engine in engines:
+        decode(engine)  # weights are read, memory becomes real
+        prefill(engine, 256)
+    found: list[Found] = [{name: [] for name in MEASURES} for _ in engines]
+    for _, (name, measure) in product(range(repeat), MEASURES.items()):
+        for engine, own in zip(engines, found, strict=True):
+            own[name].append(measure(engine))
+    return found
+
+
+def computing(engine: Engine, measure: Callable[[Engine], float]) -> list[str]:
+    """For which share of the time that something takes each stage computes."""
+
+    def busy() -> list[float]:
+        time.sleep(2 * TICK)  # until workers have told
+        return [member["busy_seconds"] for member in engine.stats()["cluster"]["members"]]
+
+    before, begin = busy(), time.perf_counter()
+    measure(engine)
+    seconds = time.perf_counter() - begin
+    return [f"{(late - early) / seconds:.0%}" for early, late in zip(before, busy(), strict=True)]
+
+
+def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -> Found:
     """So many processes at the same time that know nothing of each other: their tokens together."""
     command = [sys.executable, "-m", "benchmarks.cluster", "--model", str(model), "--alone"]
     command += ["--device", where["device"]]  # all of its memory: one process need not share
@@ -144,7 +169,17 @@ def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -
         for _ in range(processes)
     ]
     found = [json.loads(each.communicate()[0]) for each in running]
-    return {name: sum(each[name] for each in found) for name in found[0]}
+    return {name: list(map(sum, zip(*(each[name] for each in found), strict=True))) for name in found[0]}
+
+
+@contextmanager
+def beside(model: Path, where: dict[str, Any]) -> Iterator[list[Engine]]:
+    """One process's engine, to be measured turn about with stages; none where they have a card's memory."""
+    if where["device"] != "cpu":
+        yield []
+        return
+    with Engine(model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
+        yield [engine]
 
 
 def pieces(model: Path, where: dict[str, Any]) -> None:
@@ -164,10 +199,15 @@ def pieces(model: Path, where: dict[str, Any]) -> None:
         print(f"  two stages, {name}: at most {best:.2f} times as fast, in {count} pieces")
 
 
-def show(what: str, found: dict[str, float], one: dict[str, float]) -> None:
-    print(f"{what}:", {name: round(value, 2) for name, value in found.items()})
-    ratios = {name: round(found[name] / one[name], 2) for name in one}
-    ratios["two sessions against one alone"] = round(found["decode, two sessions"] / one["decode"], 2)
+def show(what: str, found: Found, one: Found) -> None:
+    """Medians; and those of the ratios to one process in the same repetition."""
+
+    def against(name: str, other: str) -> float:
+        return round(median(f / o for f, o in zip(found[name], one[other], strict=True)), 2)
+
+    print(f"{what}:", {name: round(median(values), 2) for name, values in found.items()})
+    ratios = {name: against(name, name) for name in one}
+    ratios["two sessions against one alone"] = against("decode, two sessions", "decode")
     print("  ratio:", ratios, flush=True)
 
 
@@ -183,8 +223,10 @@ def speed(
     """where: options that say which device; worker_device: of an expert worker, if it is another"""
     shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2, **where}
     flags = [word for name, value in where.items() for word in (f"--{name}", value)]
-    one = alone(model, repeat, where)
-    print("one process:", {name: round(value, 2) for name, value in one.items()}, flush=True)
+    one: Found = {}
+    if where["device"] != "cpu" or {"ceiling", "experts"} & set(cases):
+        one = alone(model, repeat, where)
+        show("one process", one, one)
     if "ceiling" in cases:
         show("two processes by themselves", alone(model, repeat, where, 2), one)
     if "pieces" in cases:
@@ -192,16 +234,24 @@ def speed(
     quarter = open_checkpoint(model).config.layer_count // 4
     layers = {"stages": f"0:{2 * quarter}", "turns": f"0:{quarter},{2 * quarter}:{3 * quarter}"}
     for case, chunk in product([each for each in layers if each in cases], chunks):
-        with staged(model, 2, *flags, prefill_chunk=chunk, layers=layers[case], **shared) as (engine, _):
-            found = measured(engine, repeat)
+        with (
+            staged(model, 2, *flags, prefill_chunk=chunk, layers=layers[case], **shared) as (engine, _),
+            beside(model, where) as usual,
+        ):
+            found = measured([engine, *usual], repeat)
+            if usual:
+                one = found[1]
+                show("one process, turn about with two stages", one, one)
             what = f"two stages, the head with layers {layers[case]}"
-            show(f"{what}, the first piece of {engine.stepper.piece(PROMPT)}", found, one)
+            show(f"{what}, pieces of {engine.stepper.piece(PROMPT)}", found[0], one)
+            for name in list(MEASURES)[1:]:
+                print(f"  computing, {name}:", " and ".join(computing(engine, MEASURES[name])), flush=True)
     if "experts" in cases:
         on = flags if worker_device is None else ["--device", worker_device]
         with staged(model, 1, "--experts", "auto", *on, **shared) as (engine, _):
             while not any("experts" in each for each in engine.stats()["cluster"]["members"]):
                 time.sleep(0.1)
-            show("a head and an expert worker", measured(engine, repeat), one)
+            show("a head and an expert worker", measured([engine], repeat)[0], one)
             print("  taken:", engine.stats()["cluster"]["members"][-1]["experts_taken"])
 
 
@@ -225,7 +275,7 @@ def main() -> int:
     where = {name: value for name, value in named.items() if value is not None}
     if given.alone:
         with Engine(given.model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
-            print(json.dumps(measured(engine, given.repeat)))
+            print(json.dumps(measured([engine], given.repeat)[0]))
         return 0
     chunks = [None if each == "auto" else int(each) for each in given.chunks.split(",")]
     with tempfile.TemporaryDirectory() as folder:

@@ -40,7 +40,7 @@ def message_seconds(rows: int, width: int = 4 * 4096) -> float:
     """One way, over loopback: streams rounded, encoded, sent, received, decoded."""
     import threading
 
-    from penstock.cluster.boundary import as_boundary, from_boundary
+    from penstock.cluster.boundary import Arriving, as_boundary
     from penstock.cluster.group import CHAIN, Addresses, Group
     from penstock.cluster.message import Message
 
@@ -58,14 +58,15 @@ def message_seconds(rows: int, width: int = 4 * 4096) -> float:
         each.join()
     back, there = threading.Semaphore(0), groups[1].outgoing(0, CHAIN)
 
-    def crossed(message: Message) -> Message:
-        streams = from_boundary(message.arrays["streams"])
+    def crossed(message: Message, arriving: Arriving) -> Message:
+        streams = arriving(message.arrays["streams"])
         return Message("step", message.fields, {"streams": as_boundary(streams, "bf16")})
 
-    groups[1].incoming(0, CHAIN, lambda message: there.send(crossed(message)))
+    far, near = Arriving(), Arriving()
+    groups[1].incoming(0, CHAIN, lambda message: there.send(crossed(message, far)))
 
     def came(message: Message) -> None:
-        crossed(message)
+        crossed(message, near)
         back.release()
 
     groups[0].incoming(1, CHAIN, came)

@@ -65,6 +65,15 @@ def test_a_disturbed_step_is_not_remembered_for_ever() -> None:
     assert whole(pieces.size(2048, 2, 512), seconds) < 1.1 * best
 
 
+@pytest.mark.parametrize("disturbed", [2.0, 10.0])
+def test_a_large_first_step_that_was_disturbed_is_not_believed(disturbed: float) -> None:
+    """It would say that weights take no time, and small pieces, once chosen, would never show otherwise."""
+    pieces = PromptPieces(LEAST)
+    for rows, times in ((256, 1.0), (512, disturbed)):
+        pieces.took(rows, times * 0.02 * (61 + rows))
+    assert pieces.size(2048, 2, 512) == 512
+
+
 def test_steps_of_few_rows_say_nothing() -> None:
     """They use some of the experts only."""
     pieces = PromptPieces(LEAST)
@@ -73,11 +82,13 @@ def test_steps_of_few_rows_say_nothing() -> None:
     assert pieces.size(2048, 2, 512) == 256
 
 
-@pytest.mark.parametrize("tokens", [1, 20, 64, 128, 512, 100_000])
+@pytest.mark.parametrize("tokens", [0, 1, 20, 64, 128, 512, 100_000])
 @pytest.mark.parametrize("stages", [2, 3, 16])
-def test_no_piece_is_larger_than_a_step_or_the_prompt(tokens: int, stages: int) -> None:
-    size = learned(lambda rows: 0.02 * (61 + rows)).size(tokens, stages, 512)
-    assert 1 <= size <= min(tokens, 512)
+@pytest.mark.parametrize("weights", [0.0, 61.0, 1e6])
+def test_no_piece_is_larger_than_a_step_or_the_prompt(tokens: int, stages: int, weights: float) -> None:
+    """No tokens: where nobody reads a prompt."""
+    size = learned(lambda rows: 0.02 * (weights + rows)).size(tokens, stages, 512)
+    assert 1 <= size <= max(1, min(tokens, 512))
 
 
 def test_larger_pieces_are_preferred_where_that_costs_next_to_nothing() -> None:

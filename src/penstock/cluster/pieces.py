@@ -6,7 +6,10 @@ from typing import Final
 
 from penstock.weights.config import ModelConfig
 
-NEWER: Final = 0.5  # weight of the latest step against those before it of its size
+# Weights of the latest step against those before it of its size.  A step may be slow by chance, not fast.
+FASTER: Final = 0.5
+SLOWER: Final = 0.1
+DISTURBED: Final = 1.1  # times what a row takes in a smaller step: more cannot be the step's own time
 KEPT: Final = (
     64  # steps after which those of a size that has not come again are forgotten: all may have changed
 )
@@ -45,11 +48,15 @@ class PromptPieces:
         if rows < self._least:
             return
         self._steps += 1
-        seen = self._seen.setdefault(round(2 * math.log2(rows)), Seen(rows, seconds))
-        seen.rows += NEWER * (rows - seen.rows)
-        seen.seconds += NEWER * (seconds - seen.seconds)
-        seen.latest = self._steps
         self._seen = {size: seen for size, seen in self._seen.items() if self._steps - seen.latest < KEPT}
+        smaller = [seen.seconds / seen.rows for seen in self._seen.values() if seen.rows < rows]
+        if smaller and seconds / rows > DISTURBED * min(smaller):
+            return
+        seen = self._seen.setdefault(round(2 * math.log2(rows)), Seen(rows, seconds))
+        newer = FASTER if seconds / rows < seen.seconds / seen.rows else SLOWER
+        seen.rows += newer * (rows - seen.rows)
+        seen.seconds += newer * (seconds - seen.seconds)
+        seen.latest = self._steps
 
     def weights(self) -> float | None:
         """What a step takes for the weights, in rows that take as long: where the line through the times meets zero
@@ -65,7 +72,7 @@ class PromptPieces:
         return max(0.0, seconds / each - rows) if each > 0 else math.inf
 
     def size(self, tokens: int, stages: int, most: int, turns: int = 1) -> int:
-        """Of the next piece of a prompt with so many tokens, in stages whose layers take so many turns.
+        """Of the next piece of a prompt with so many tokens (none: one), in stages whose layers take so many turns.
 
         With p pieces it takes (p + (stages − 1) / turns) · (weights + tokens / p), which is least for
         p = √(tokens · (stages − 1) / (weights · turns)).  Around that it hardly changes, and what weights take is not
@@ -73,13 +80,13 @@ class PromptPieces:
         """
         weights = self.weights()
         if weights is None:
-            return most if self._seen else max(1, most // 2)
+            return max(1, min(tokens, most if self._seen else most // 2))
         least = max(
             self._least, min(seen.rows for seen in self._seen.values()) / 2
         )  # nothing is known of smaller ones
         behind = (stages - 1) / turns
-        wanted, fewest = math.sqrt(tokens * weights / behind), -(-tokens // most)
-        pieces = max(1, round(tokens / max(wanted, least)), fewest)
+        wanted, fewest = math.sqrt(tokens * weights / behind), max(1, -(-tokens // most))
+        pieces = max(round(tokens / max(wanted, least)), fewest)
 
         def takes(count: int) -> float:
             return (count + behind) * (weights + tokens / count)
@@ -88,9 +95,3 @@ class PromptPieces:
         while pieces > fewest and takes(pieces - 1) < NEARLY * best:
             pieces -= 1
         return max(1, -(-tokens // pieces))
-
-    def first(self, size: int) -> int:
-        """Of a prompt's first piece, where all others have this size and layers take turns.  The other stages wait
-        for its first turn alone: with half of it they begin earlier.  What that leaves over comes last, so the first
-        stage waits for less as well."""
-        return max(min(size, self._least), size // 2)

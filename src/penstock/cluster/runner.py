@@ -42,7 +42,6 @@ class ClusterRunner(Runner):
         self.shares = pipeline.head.stages
         self.depth = self.shares * len(self._stages)  # nobody waits for the next piece of a prompt, then
         self._pieces = PromptPieces.of(self._stages.first.runner.checkpoint.config)  # loads the weights
-        self._under_way = 0  # steps
         self._follows = True  # see `keep_up`
         self._wanted: tuple[int, float] | None = (
             None  # drafts that are to come with steps: most, least likely
@@ -83,7 +82,6 @@ class ClusterRunner(Runner):
         ride(message, expected)
         message = self._stages.crossing(stage.passed_on(message, local, streams))
         back = epoch.through(message)
-        self._under_way += 1
         return lambda: self._logits(epoch, step, back, expected)
 
     def expect(self, slot: int, choices: Sequence[Choice]) -> None:
@@ -93,10 +91,7 @@ class ClusterRunner(Runner):
     def _logits(
         self, epoch: Epoch, step: Step, back: Callable[[], Message], expected: Mapping[int, Sequence[Choice]]
     ) -> Logits:
-        try:
-            message = back()
-        finally:
-            self._under_way -= 1
+        message = back()
         for slot, position, token, tokens, chances in message.fields.get("drafts", ()):
             self._ridden[slot] = Ridden(position, token, list(zip(tokens, chances, strict=True)))
         self.draft_seconds = message.fields.get("draft_seconds", 0.0)
@@ -123,9 +118,7 @@ class ClusterRunner(Runner):
         them: few are best."""
         if self._pipeline.head.options.prefill_chunk is not None or not self._pipeline.in_memory:
             return most
-        turns = len(self._stages)
-        size = self._pieces.size(tokens, self.shares, most, turns)
-        return size if turns == 1 or self._under_way else self._pieces.first(size)
+        return self._pieces.size(tokens, self.shares, most, len(self._stages))
 
     def draft_logits(self, slot: int, position: int, token: int) -> Logits:
         found: Logits = self._pipeline.ask("draft_logits", slot, position, token).arrays["logits"]

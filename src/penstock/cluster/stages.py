@@ -10,7 +10,7 @@ from typing import Any
 from penstock.backend.base import Backend
 from penstock.backend.device import DeviceBackend
 from penstock.backend.state import StatePool
-from penstock.cluster.boundary import as_boundary, from_boundary
+from penstock.cluster.boundary import Arriving, as_boundary
 from penstock.cluster.message import Message, take
 from penstock.cluster.split import said_layers
 from penstock.cluster.stage import Runners, Stage
@@ -34,7 +34,7 @@ class Stages:
         open_runners: Callable[[], list[LocalRunner]],
         boundary: str,
     ):
-        self.states, self._boundary = states, boundary
+        self.states, self._boundary, self._arriving = states, boundary, Arriving()
         self._runners = Runners(backend, open_runners)
         self._by_turn = [
             Stage(number, turn, backend, pool, self._runners) for turn, pool in enumerate(states)
@@ -66,7 +66,7 @@ class Stages:
         if not 0 <= turn < len(self):
             raise ClusterError(f"a message for turn {turn + 1} of {len(self)}")
         if "streams" in message.arrays:
-            message.arrays["streams"] = from_boundary(message.arrays["streams"])
+            message.arrays["streams"] = self._arriving(message.arrays["streams"])
         return self.crossing(self._by_turn[turn].process(message))
 
     def crossing(self, message: Message) -> Message:
