@@ -1,16 +1,20 @@
 """Workers that compute experts: answers are the same bits, whoever comes, goes or fails."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock.cluster.agreement import PROTOCOL, Hello, Terms
+from penstock.cluster.control import Control
 from penstock.cluster.expert_worker import HeldExperts, extents, parse_share
-from penstock.cluster.helpers import Helper
+from penstock.cluster.helpers import Helper, Helpers
+from penstock.cluster.members import Member
 from penstock.cluster.message import Message
 from penstock.cluster.share import Share
 from penstock.cluster.shared_experts import SharedExperts
@@ -307,3 +311,22 @@ def test_a_worker_whose_part_does_not_pay_changes_no_answer(
         for _ in range(3):
             assert same(told(engine), expected)
         assert helpers(engine)[0]["experts_taken"] == {"decode": 0, "prefill": 0}
+
+
+class Silent:
+    """A control connection behind which nobody says a word."""
+
+    there = here = "127.0.0.1"
+
+    def send(self, message: Message) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_the_end_waits_for_a_worker_that_is_being_set_up() -> None:
+    """Its thread would be in gloo's code when the interpreter ends."""
+    silent = Helpers(open_checkpoint(pocket_path()), None)
+    silent.start(Terms(512, 8, "f16", False, False, False, 64, 1, "f32", timeout=30.0))
+    said = Hello(PROTOCOL, "", "silent", {}, False, None, None, 1 << 30, 0.0, 0.5)
+    silent.join(Member(cast("Control", Silent()), said))
+    silent.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-helper"]

@@ -99,6 +99,7 @@ class Helpers:
         self._held: dict[Member, range] = {}
         self._addresses: dict[Member, Addresses] = {}
         self._ready: dict[Member, Helper] = {}
+        self._setting_up: list[threading.Thread] = []
 
     def start(self, terms: Terms) -> None:
         """Workers are set up from now on."""
@@ -133,7 +134,9 @@ class Helpers:
             self._begin(member)
 
     def _begin(self, member: Member) -> None:
-        threading.Thread(target=self._set_up, args=(member,), name="penstock-helper", daemon=True).start()
+        thread = threading.Thread(target=self._set_up, args=(member,), name="penstock-helper", daemon=True)
+        self._setting_up = [*(each for each in self._setting_up if each.is_alive()), thread]
+        thread.start()
 
     def _set_up(self, member: Member) -> None:
         terms, held = self._terms, self._held.get(member)
@@ -188,6 +191,14 @@ class Helpers:
         return [ready[member].as_dict() if member in ready else member.as_dict() for member in self.members()]
 
     def close(self) -> None:
+        """Also of those that are being set up: a thread that is in gloo's code when the interpreter ends would take
+        the process down with it."""
+        for member in self.members():
+            if member not in self._ready:
+                member.lose("the head ends")
+                self.lose(member)
+        for thread in self._setting_up:
+            thread.join(self._terms.timeout + 1 if self._terms is not None else None)
         for helper in self.ready:
             helper.leave()
 
