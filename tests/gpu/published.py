@@ -3,13 +3,13 @@ tensors have no memory.  What is launched is written down instead: kernels, with
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from penstock.backend.cuda import device, launch, weights
+from penstock.backend.cuda import device, launch, prefill_products, weights
 from penstock.backend.cuda.attention import (
     Attention,
     CompressorState,
@@ -20,6 +20,7 @@ from penstock.backend.cuda.attention import (
     RowsAt,
 )
 from penstock.backend.cuda.deepseek_v4.batch import Launch, pieces, smaller_pieces
+from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
 from penstock.backend.cuda.dense import Dense, slices_of
 from penstock.backend.cuda.device import SHARED_LIMITS, Card
 from penstock.backend.cuda.experts import Down, Up, shared_comes_along, takes_along, up_forms
@@ -37,7 +38,7 @@ from penstock.backend.cuda.inputs import (
     few_rows,
     forms_of,
 )
-from penstock.backend.cuda.layouts import FP8_128
+from penstock.backend.cuda.layouts import FP8_128, LAYOUTS
 from penstock.backend.cuda.placed import DENSE_KINDS, EXPERT_KINDS
 from penstock.backend.cuda.plain import Embed, LeaveStreams, StoredRows
 from penstock.backend.cuda.routing import Router
@@ -95,7 +96,7 @@ def standing_in(card: Card) -> Iterator[set[Compiled]]:
             assert cluster <= card.cluster_limit
             return super().kernel(name, shared, cluster)
 
-    caches = (launch.module, launch.kernel, weights.iq2_xxs_grid)
+    caches = (launch.module, launch.kernel, weights.iq2_xxs_grid, prefill_products._kernel)
     with pytest.MonkeyPatch.context() as patch, _Absent():
         patch.setattr(device, "_card", lambda _: card)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -306,9 +307,15 @@ def step(rows: int) -> list[Launch]:
             found += experts(up, down, types.Q8_0, types.F16, rows, divided)
     found += experts(types.MXFP4, types.MXFP4, FP8_128, types.BF16, rows, False)
     found += experts(types.Q4_K, types.Q4_K, types.Q4_K, types.F32, rows, False)
-    for source in ("repack.cu", "tiers.cu", "plain.cu"):
+    for source in ("repack.cu", "tiers.cu", "plain.cu", "dspark.cu"):
         launch.module(source)
     for kind in EXPERT_KINDS:
         formats = (f"-DUP_FORMAT={kind.name}", f"-DDOWN_FORMAT={kind.name}")
         launch.module("tiers.cu", *formats, *(["-DSCALES_APART"] if kind is types.MXFP4 else []))
     return found
+
+
+def prompt() -> None:
+    """What long steps take, of every type."""
+    LongMemory(cast(Any, None)).prepare(True)
+    prefill_products.prepare((kind, paired) for kind in LAYOUTS for paired in (False, True))

@@ -1,4 +1,4 @@
-"""Every kernel that a step of the published model launches compiles for every card.  Needs the compiler (`make
+"""Every kernel that steps of the published model launch compiles for every card.  Needs the compiler (`make
 test-kernels` installs it) and no GPU.  What has compiled is kept in build/kernels."""
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.backend.cuda.compile import KernelCache, Target, nvrtc_compiler
-from tests.gpu.published import MULTIPROCESSORS, ROWS, Compiled, a_card, standing_in, step
+from tests.gpu.published import MULTIPROCESSORS, ROWS, Compiled, a_card, prompt, standing_in, step
 
 FOLDER = Path(__file__).parents[2] / "build" / "kernels"
 
@@ -29,6 +29,7 @@ def compiled_for(capability: tuple[int, int]) -> Sequence[Compiled]:
     with standing_in(a_card(capability)) as compiled:
         for rows in ROWS:
             step(rows)
+        prompt()
     return sorted(compiled)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from penstock.backend.cuda.backend import CudaBackend
 from penstock.backend.cuda.device import CudaError, pretended
-from tests.gpu.published import MULTIPROCESSORS, ROWS, a_card, standing_in, step
+from tests.gpu.published import MULTIPROCESSORS, ROWS, a_card, prompt, standing_in, step
 
 
 @pytest.mark.parametrize("capability", list(MULTIPROCESSORS), ids=lambda c: f"{c[0]}.{c[1]}")
@@ -18,6 +18,15 @@ def test_there_is_a_shape_for_the_published_model(capability: tuple[int, int], r
     sources = {each.source for each in compiled}
     assert {"dense.cu", "attention.cu", "hyper.cu", "indexer.cu", "sample.cu", "state.cu"} <= sources
     assert sources & {"experts_up.cu", "experts_many.cu"}
+
+
+@pytest.mark.parametrize("capability", list(MULTIPROCESSORS), ids=lambda c: f"{c[0]}.{c[1]}")
+def test_there_is_a_shape_for_long_steps(capability: tuple[int, int]) -> None:
+    with standing_in(a_card(capability)) as compiled:
+        prompt()
+    assert {"prefill_product.cu", "prefill_attention.cu", "prefill_hyper.cu"} <= {
+        each.source for each in compiled
+    }
 
 
 def test_older_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
