@@ -280,6 +280,31 @@ def test_a_repetition_is_noticed_though_an_answer_rests() -> None:
     assert sum(map(bool, found[199:])) > 25
 
 
+def test_nothing_is_guessed_that_nobody_would_hear() -> None:
+    """Neither the token that ends an answer, nor what came behind it last time, nor more than may still come."""
+    shared, engine = speculation.Speculation(["ngram"]), Engine(pocket_path(), draft="off")
+    session = engine.session()
+    generation = engine.generation(session, [], 100, Sampling(stop_token_ids=(112,)))
+    speculator = shared.begin(generation)
+    for rows in (1, 2, 3) * 4:
+        shared.costs.told(rows, 1.0 + 0.01 * rows)
+    ids = [*range(100, 140), *range(100, 110)]
+    session.feed(ids[:1])
+    found = []
+    for place, token in enumerate(ids[1:], 1):
+        found = speculator.propose(session, token, 1)
+        if speculator.awake:
+            speculator.judged(session, ids[place + 1 : place + 2])
+        session.feed([token], logits="none")
+    assert found == [110, 111]
+    generation.remaining = 2
+    assert speculator.propose(session, 110, 1) == [111]
+    speculator.judged(session, [111])
+    session.feed([110], logits="none")
+    generation.remaining = 1
+    assert speculator.propose(session, 111, 1) == []
+
+
 def told_of(engine: Engine, seconds: Callable[[int], float]) -> Callable[..., None]:
     """Steps take as long as a test says, whatever else runs on the machine."""
     shared = engine.speculation

@@ -13,7 +13,7 @@ def answer(session: Session, generation: Generation) -> Iterator[Step]:
     """The tokens after a prompt that the session has read, until the generation is over."""
     speculation = session.engine.speculation
     steps = [_next(session, generation)]
-    speculator = speculation.begin() if speculation else None
+    speculator = speculation.begin(generation) if speculation else None
     while True:
         told = 0
         try:

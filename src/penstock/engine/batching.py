@@ -67,7 +67,7 @@ class Batcher:
             ids = list(slot.pending)
             if speculation is not None:
                 if slot.speculator is None:
-                    slot.speculator = speculation.begin()
+                    slot.speculator = speculation.begin(slot.generation)
                 ids += slot.speculator.propose(slot.session, ids[-1], rows, self._begun)
                 rows += len(ids) - 1
             work.append(Work(slot, ids, True, drafts=len(ids) > 1))

@@ -52,8 +52,8 @@ class Speculation:
         # Of a trial: code and memory are not at hand yet, so that it says little about costs.
         self.is_first = False
 
-    def begin(self) -> "Speculator":
-        """For an answer."""
+    def begin(self, generation: Generation | None = None) -> "Speculator":
+        """For an answer; one without a generation never ends."""
         for record in self.records.values():
             record.begin_answer()
         makers: dict[str, type[Drafter]] = {
@@ -61,7 +61,8 @@ class Speculation:
             "mtp": MtpDrafter,
             "dspark": DSparkDrafter,
         }
-        return Speculator(self, [(makers[name](), record) for name, record in self.records.items()])
+        drafters = [(makers[name](), record) for name, record in self.records.items()]
+        return Speculator(self, drafters, generation)
 
     def told(self, sequences: int, rows: int, tokens: int, spent: Spent, begun: bool = False) -> None:
         """A step of nothing but answers: how many, its rows, and the tokens that came of it.  begun: it had begun
@@ -121,8 +122,10 @@ class Speculator:
     eager   there will probably be drafts for the step after it, so that it should not begin before its token is known
     """
 
-    def __init__(self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]]):
-        self._shared, self._drafters = shared, drafters
+    def __init__(
+        self, shared: Speculation, drafters: Sequence[tuple[Drafter, Record]], generation: Generation | None
+    ):
+        self._shared, self._drafters, self._generation = shared, drafters, generation
         # What was asked for, and rows of the step without it.
         self._pending: tuple[Drafter, Record, list[Draft], int] | None = None
         self.awake, self.eager = True, False
@@ -169,7 +172,7 @@ class Speculator:
         for drafter, record in self._drafters:
             drafts: list[Draft] = []
             if drafter.free:
-                drafts = drafter.propose(session, token, record.most, 0.0)
+                drafts = self._before_the_end(drafter.propose(session, token, record.most, 0.0))
                 if not drafts:
                     continue
             if begun and (record.due or record.trying):
@@ -181,8 +184,7 @@ class Speculator:
             if record.trying:
                 drafts = self._tried(drafter, drafts, record, session, token, rows)
                 return self._taken(drafter, record, drafts, rows)
-            if record.open or drafter.free:
-                room = session.engine.stepper.draft_room(rows, session.position + 1)
+            if (record.open or drafter.free) and (room := self._room(session, rows)) > 0:
                 chances = self._chances(record, drafts, min(record.most, room))
                 depth, gain = best_depth(chances, rows, shared.costs, record.costs)
                 if record.open != bool(depth):
@@ -204,6 +206,17 @@ class Speculator:
         self._pending = (drafter, record, drafts, rows) if self.eager else None
         return [draft.token for draft in drafts]
 
+    def _room(self, session: Session, rows: int) -> int:
+        """Drafts that a step could have, of which somebody would hear."""
+        room = session.engine.stepper.draft_room(rows, session.position + 1)
+        return room if self._generation is None else min(room, self._generation.remaining - 1)
+
+    def _before_the_end(self, drafts: list[Draft]) -> list[Draft]:
+        """Without the token that ends the answer, which the row before it gives, and what would come behind it."""
+        ends = self._generation.ends if self._generation is not None else ()
+        end = next((place for place, draft in enumerate(drafts) if draft.token in ends), len(drafts))
+        return drafts[:end]
+
     def _turn(self, session: Session, drafter: Drafter, record: Record, is_open: bool) -> None:
         self._keep_up(session, drafter, record, record.turn(is_open))
 
@@ -215,7 +228,7 @@ class Speculator:
         self, drafter: Drafter, drafts: list[Draft], record: Record, session: Session, token: int, rows: int
     ) -> list[Draft]:
         """A single draft tells whether it is worth more."""
-        if session.engine.stepper.draft_room(rows, session.position + 1) == 0:
+        if self._room(session, rows) < 1:
             return []
         self._shared.explored += 1
         if not drafter.free:
@@ -245,7 +258,7 @@ class Speculator:
         more = costs.at(rows + 1) - costs.at(rows) + making.at(2) - making.at(1)
         each = costs.at(rows) / rows / gain
         least = min(1.0, more / each) if each and not all_of_them else 0.0
-        drafts = self._timed(drafter, record, session, token, depth, least)
+        drafts = self._before_the_end(self._timed(drafter, record, session, token, depth, least))
         if all_of_them:
             return drafts
         # What they cost is spent by now.
