@@ -46,3 +46,15 @@ PS_DEVICE void mma_sixteen(float (&d)[COUNT], int j, const u32 (&a)[4], const u3
     mma_halves(reinterpret_cast<float(&)[4]>(d[4 * j]), a, {b[0], b[1]});
     mma_halves(reinterpret_cast<float(&)[4]>(d[4 * j + 4]), a, {b[2], b[3]});
 }
+// d [16 × 2 · COUNT] += a [16 × 16 · STEPS] times rows of an operand, 64 columns of them after the other, `apart` bytes from each other.
+template <int STEPS, int COUNT>
+PS_DEVICE void mma_rows(float (&d)[COUNT], const u32 (&a)[STEPS][4], u32 rows, int apart) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int j = 0; j < COUNT / 4; j += 2) {
+            u32 b[4];
+            load_rows(b, rows, k % 4, k / 4 * apart + j * 1024);
+            mma_sixteen(d, j, a[k], b);
+        }
+}

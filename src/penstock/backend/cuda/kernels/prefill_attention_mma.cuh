@@ -115,14 +115,7 @@ struct Heads {
         float s[KEYS / 2];
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) s[i] = 0;
-#pragma unroll
-        for (int k = 0; k < HALF / 16; k++)
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; j += 2) {
-                u32 b[4];
-                load_rows(b, rows, k % 4, k / 4 * STAGE_BLOCK + j * 1024);
-                mma_sixteen(s, j, q[k], b);
-            }
+        mma_rows(s, q, rows, STAGE_BLOCK);
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i += 4) *reinterpret_cast<float4*>(own + (i / 4 * WARP + lane) * 16) = {s[i], s[i + 1], s[i + 2], s[i + 3]};
         named_barrier(number, 2 * WARP);

@@ -52,14 +52,7 @@ PS_DEVICE void score(const char* keys, const u32 (&a)[DIM / 16][4], float (&c)[K
     const u32 rows = shared_address(keys) + lane_of_rows(threadIdx.x % WARP);
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) c[i] = 0;
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++)
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j += 2) {
-            u32 b[4];
-            load_rows(b, rows, k % 4, k / 4 * STAGE_BLOCK + j * 1024);
-            mma_sixteen(c, j, a[k], b);
-        }
+    mma_rows(c, a, rows, STAGE_BLOCK);
 #endif
 }
 
