@@ -72,32 +72,34 @@ struct Pass {
     int row_bytes, cell_bytes, plane_bytes;  // how far digits lie apart
 };
 
-// A job's inputs in 256 columns: lane 4 g + t has digit g % 2 of row g / 2.  A lane whose row does not exist has another's (formats.cuh).
-template <int FORMAT>
+// The inputs of SETS jobs in 256 columns: lane 4 g + t has digit g % 2 of row g / 2.  A lane whose row does not exist has another's
+// (formats.cuh).  Several sets: Q8_0 alone.
+template <int FORMAT, int SETS>
 struct HeldInputs {
     static constexpr bool NEGATIVE = FORMAT == IQ2_XXS || FORMAT == MXFP4, HELD = true;
-    uint2 x[STEPS], negated[NEGATIVE ? STEPS : 1];
+    static_assert(SETS == 1 || FORMAT == Q8_0);
+    uint2 x[SETS][STEPS], negated[NEGATIVE ? STEPS : 1];
     uint2 sums;  // Q2_K: of sixteen columns, 128 · x + y: of steps 4 (t % 2) …, columns 16 (t / 2) …, a byte each
 
-    PS_DEVICE void load(const u8* plane, int lane) {
+    PS_DEVICE void load(int set, const u8* plane, int lane) {
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) x[i] = __ldcg(reinterpret_cast<const uint2*>(plane + i * 32));
+        for (int i = 0; i < STEPS; i++) x[set][i] = __ldcg(reinterpret_cast<const uint2*>(plane + i * 32));
         if constexpr (NEGATIVE)
 #pragma unroll
             for (int i = 0; i < STEPS; i++)  // hidden: else they are made anew for every tile
-                negated[i] = {hidden(negate_bytes(x[i].x)), hidden(negate_bytes(x[i].y))};
+                negated[i] = {hidden(negate_bytes(x[0][i].x)), hidden(negate_bytes(x[0][i].y))};
         if constexpr (FORMAT == Q2_K) {
             sums = {0, 0};
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
-                int sum = __dp4a(static_cast<int>(x[i].x), 0x01010101, __dp4a(static_cast<int>(x[i].y), 0x01010101, 0));
+                int sum = __dp4a(static_cast<int>(x[0][i].x), 0x01010101, __dp4a(static_cast<int>(x[0][i].y), 0x01010101, 0));
                 sum += __shfl_xor_sync(ALL, sum, 1);
                 const int at = i % 4 * 8;
                 if (lane % 2 == i / 4) sums.x |= (sum >> 7 & 255) << at, sums.y |= (sum & 127) << at;
             }
         }
     }
-    PS_DEVICE uint2 step(int, int i) const { return x[i]; }
+    PS_DEVICE uint2 step(int set, int i) const { return x[set][i]; }
     PS_DEVICE uint2 negative(int, int i) const { return negated[NEGATIVE ? i : 0]; }
 };
 
@@ -132,13 +134,15 @@ struct Stages {
     }
 };
 
-// A ring's share of a pass: tiles [begin, end) of all jobs' one behind the other, cells first_cell ….
+// A ring's share of a pass: tiles [begin, end) of all jobs' one behind the other, cells first_cell ….  SETS jobs go together, which are
+// then one expert's.
+template <int SETS>
 struct Share {
     int begin, end, first_cell;
 
     PS_DEVICE Share(const Pass& p, const Jobs& jobs, int rings, int sharers, int number) {
         const int across = p.cells / sharers, range = number / across, ranges = p.blocks * rings / across;
-        const int total = jobs.count * p.tiles, each = total / ranges, more = total - each * ranges;
+        const int total = (jobs.count + SETS - 1) / SETS * p.tiles, each = total / ranges, more = total - each * ranges;
         begin = each * range + min(range, more), end = range < ranges ? begin + each + (range < more) : begin;
         first_cell = (number - range * across) * sharers;
     }
@@ -164,10 +168,10 @@ struct Asked {
 };
 
 // Lane r has the stages of ring r filled.
-template <int FORMAT>
+template <int FORMAT, int SETS>
 PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, int sharers, int lane) {
     constexpr int BYTES = cell_bytes(FORMAT);
-    const Share share(p, jobs, rings, sharers, blockIdx.x * rings + lane);
+    const Share<SETS> share(p, jobs, rings, sharers, blockIdx.x * rings + lane);
     const int bytes = sharers * BYTES, pack = stages.bytes / bytes;
     int at = share.begin, job = at / p.tiles, tile = at - job * p.tiles;
     bool more = lane < rings && at < share.end;
@@ -179,7 +183,7 @@ PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, i
         const bool now = more && barrier_test(stages.left + stages.at, stages.parity);
         if (now) {
             const int n = min(min(pack, p.tiles - tile), share.end - at);  // of one job
-            const char* from = p.weights + ((static_cast<size_t>(jobs.job[job].expert) * p.tiles + tile) * p.cells + share.first_cell) * BYTES;
+            const char* from = p.weights + ((static_cast<size_t>(jobs.job[job * SETS].expert) * p.tiles + tile) * p.cells + share.first_cell) * BYTES;
             char* to = stages.memory + stages.at * stages.bytes;
 #if BULK
             barrier_expect(stages.full + stages.at, n * bytes);
@@ -202,33 +206,45 @@ PS_DEVICE void fill(const Pass& p, const Jobs& jobs, Stages stages, int rings, i
 }
 
 // A warp's cells of its ring's share.
-template <int FORMAT>
+template <int FORMAT, int SETS>
 PS_DEVICE void pass(const Pass& p, const Jobs& jobs, Stages stages, const char* grid, int rings, int sharers, int lane) {
     constexpr int BYTES = cell_bytes(FORMAT);
     const int warp = threadIdx.x / WARP, own = warp % sharers, pack = stages.bytes / (sharers * BYTES), g = lane / 4, t = lane % 4;
-    const Share share(p, jobs, rings, sharers, blockIdx.x * rings + warp / sharers);
+    const Share<SETS> share(p, jobs, rings, sharers, blockIdx.x * rings + warp / sharers);
     const int cell = share.first_cell + own;
 #pragma unroll 1
     for (int at = share.begin; at < share.end;) {
         const int u = at / p.tiles, first_tile = at - u * p.tiles, tiles = min(p.tiles - first_tile, share.end - at);
-        const Job& job = jobs.job[u];
-        const int rows = job.rows, first = job.first, slot = g / 2 < rows ? g / 2 : 0;
-        const int row = p.of_vectors ? jobs.vector[first + slot] : job.row[slot];
-        const u8* digits = p.of_vectors ? p.digits[0] + static_cast<size_t>(row) * p.row_bytes
-                                        : p.digits[row >> p.log_piece] + (row & ((1 << p.log_piece) - 1)) * p.row_bytes;
-        HeldInputs<FORMAT> x;
-        x.load(digits + g % 2 * p.plane_bytes + cell * p.cell_bytes + t * 8, lane);
-        float* out = p.parts + (static_cast<size_t>(cell) * p.room + first + t) * 16 * p.tiles + first_tile * 16 + g;
-        const float one[1] = {1.0f};
+        HeldInputs<FORMAT, SETS> x;
+        bool there[SETS];
+        float* out[SETS];
+        float one[SETS];
+#pragma unroll
+        for (int s = 0; s < SETS; s++) {
+            const Job& job = jobs.job[min(u * SETS + s, jobs.count - 1)];
+            const int rows = job.rows, first = job.first, slot = g / 2 < rows ? g / 2 : 0;
+            const int row = p.of_vectors ? jobs.vector[first + slot] : job.row[slot];
+            const u8* digits = p.of_vectors ? p.digits[0] + static_cast<size_t>(row) * p.row_bytes
+                                            : p.digits[row >> p.log_piece] + (row & ((1 << p.log_piece) - 1)) * p.row_bytes;
+            x.load(s, digits + g % 2 * p.plane_bytes + cell * p.cell_bytes + t * 8, lane);
+            there[s] = t < rows && u * SETS + s < jobs.count;
+            out[s] = p.parts + (static_cast<size_t>(cell) * p.room + first + t) * 16 * p.tiles + first_tile * 16 + g;
+            one[s] = 1.0f;
+        }
         at += tiles;
 #pragma unroll 1
         for (int left = tiles; left > 0; left -= pack) {
             const char* weights = stages.wait() + own * BYTES;
 #pragma unroll 1
-            for (int k = min(pack, left); k > 0; k--, weights += sharers * BYTES, out += 16) {
-                Sums<1> sums;
-                add_expert_cell(FORMAT, weights, grid, lane, x, one, sums);
-                if (t < rows) out[0] = sums.v[0][0], out[8] = sums.v[0][1];
+            for (int k = min(pack, left); k > 0; k--, weights += sharers * BYTES) {
+                Sums<SETS> sums;
+                if constexpr (SETS > 1) cell_q8_0<SETS>(weights, lane, x, one, sums);
+                else add_expert_cell(FORMAT, weights, grid, lane, x, one, sums);
+#pragma unroll
+                for (int s = 0; s < SETS; s++) {
+                    if (there[s]) out[s][0] = sums.v[s][0], out[s][8] = sums.v[s][1];
+                    out[s] += 16;
+                }
             }
             stages.leave(lane);
         }
@@ -398,7 +414,8 @@ extern "C" __global__ void __launch_bounds__(CELL, 4) experts_sum(const __grid_c
 }
 
 #ifdef EXPERT_FORMAT
-// shared: the same of the shared expert, Q8_0, before the others.
+// shared: the same of the shared expert, Q8_0, before the others.  All rows see it, so two jobs go together: half as many bytes from the
+// second-level cache.
 struct Passes {
     Pass shared, routed;
     int sharers;  // warps that have a ring together
@@ -432,10 +449,10 @@ extern "C" __global__ void __launch_bounds__((PASS_WARPS + 1) * 32, 1) experts_p
         if (fills && lane < rings) stages.make_barriers(p.sharers);
         read_jobs(p.shared.jobs, jobs, p.shared.room);  // with a barrier
         if (fills) {
-            fill<Q8_0>(p.shared, jobs, stages, rings, p.sharers, lane);
+            fill<Q8_0, 2>(p.shared, jobs, stages, rings, p.sharers, lane);
         } else {
             if (!p.first) wait_for_previous();
-            pass<Q8_0>(p.shared, jobs, stages, grid, rings, p.sharers, lane);
+            pass<Q8_0, 2>(p.shared, jobs, stages, grid, rings, p.sharers, lane);
         }
         __syncthreads();
     }
@@ -444,10 +461,10 @@ extern "C" __global__ void __launch_bounds__((PASS_WARPS + 1) * 32, 1) experts_p
     if (p.first) wait_for_previous();
     read_jobs(p.routed.jobs, jobs, p.routed.room);  // with a barrier
     if (fills) {
-        fill<EXPERT_FORMAT>(p.routed, jobs, stages, rings, p.sharers, lane);
+        fill<EXPERT_FORMAT, 1>(p.routed, jobs, stages, rings, p.sharers, lane);
     } else {
         wait_for_previous();
-        pass<EXPERT_FORMAT>(p.routed, jobs, stages, grid, rings, p.sharers, lane);
+        pass<EXPERT_FORMAT, 1>(p.routed, jobs, stages, grid, rings, p.sharers, lane);
     }
 }
 #endif
