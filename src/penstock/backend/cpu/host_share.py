@@ -98,9 +98,11 @@ def _work(experts: Sequence[CpuExpert], rows: int, threads: int) -> Callable[[],
     ids = np.tile(np.arange(count, dtype=np.int64), (rows, 1))
     weights = np.full((rows, count), 1 / count, np.float32)
     out = np.zeros((rows, hidden), np.float32)
-    given = (table.address, len(table), ids.ctypes.data, weights.ctypes.data, count, 10.0, None, 0.0)
 
     def run() -> None:
-        native().ps_experts(*given, x.ctypes.data, rows, out.ctypes.data, False, threads)
+        native().ps_experts(
+            *(table.address, len(table), ids.ctypes.data, weights.ctypes.data, count, 10.0, None, 0.0),
+            *(x.ctypes.data, rows, out.ctypes.data, False, threads),
+        )
 
     return run
