@@ -28,9 +28,7 @@ from penstock.storage.trace import read_trace
 from penstock.weights.synth import SynthPlan, write_synth
 from penstock.weights.widths import FLASH, Width
 
-TIMES = Times(
-    143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6
-)  # of an expert, an H200 beside sixteen cores
+TIMES = Times(143e-6, (99e-6, 350e-6, 1.4e-3), call=46e-6)  # of an expert, an H200 beside sixteen cores
 Turn = tuple[int, list[int]]  # a layer, and the experts that it needs
 
 
@@ -61,7 +59,14 @@ def hit_rate(turns: Iterable[Turn], slots: int, experts: int) -> float:
     """Of the second half."""
     given, counters = list(turns), TierCounters()
     placement = Placement(
-        DEFAULT, slots, Division(TIMES), counters, experts=experts, used=len(given[0][1]), passing=128
+        DEFAULT,
+        slots,
+        Division(TIMES),
+        counters,
+        blocks=1 + max(block for block, _ in given),
+        experts=experts,
+        used=len(given[0][1]),
+        passing=128,
     )
     before = (0, 0)
     for number, (block, wanted) in enumerate(given):

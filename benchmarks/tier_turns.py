@@ -2,20 +2,24 @@
 
     python -m benchmarks.tier_turns [--slots 2080]
 
-Layers and experts of the published model, routing uniform, on a device that takes everything at once: Python alone.
-*decide* stands between a layer's choice and its first copies; *settle* happens while the card has the next layer.
+Layers and experts of the published model, routing uniform, on a device that has sent its choice already and takes
+everything at once, beside processors that compute nothing.  *answer* is one turn: native code decides and answers.
+*ahead* and *settle* happen while the card computes.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.backend.base import ExpertSlots, HostExpert
+from penstock.backend.base import AtHand, ExpertSlots, HostExpert
 from penstock.backend.cpu.backend import CpuBackend
+from penstock.backend.cpu.weights import CpuExpertTable
+from penstock.backend.device import Meeting
 from penstock.storage.policies import Key
 from penstock.storage.source import ExpertSource
 from penstock.storage.tiers.counters import TierCounters
@@ -29,7 +33,7 @@ from penstock.weights.imagined import imagine
 from penstock.weights.synth import stored_type
 from penstock.weights.widths import WIDTHS
 
-TIMES = Times(143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6)  # an H200 beside sixteen cores
+TIMES = Times(143e-6, (99e-6, 350e-6, 1.4e-3), call=46e-6)  # an H200 beside sixteen cores
 TOKENS = 60
 
 
@@ -55,15 +59,17 @@ class NoSlots(ExpertSlots):
 
 
 class NoHost(MappedTier):
+    def __init__(self, source: ExpertSource, backend: CpuBackend):
+        super().__init__(source, backend)
+        self.pinned = True
+
     def expert(self, key: Key) -> HostExpert:
         del key
         return _EXPERT
 
-
-class NoTable:
-    def put(self, number: int, expert: HostExpert) -> None: ...
-
-    def remove(self, number: int) -> None: ...
+    def at_hand(self, placement: int, block: int) -> AtHand:
+        experts = self.source.experts
+        return AtHand(placement, block, CpuExpertTable(experts), np.zeros((experts, 3), np.uint64))
 
 
 _EXPERT = NoExpert()
@@ -75,39 +81,53 @@ def main() -> None:
     slots = parser.parse_args().slots
     checkpoint = imagine(WIDTHS["flash"].whole(), lambda each: stored_type(each, "q2"))
     source, config, counters = ExpertSource(checkpoint), checkpoint.config, TierCounters()
-    host, division = NoHost(source, CpuBackend(1)), Division(TIMES)
+    processors = CpuBackend(1)
+    host, division = NoHost(source, processors), Division(TIMES, exact=True)
     placement = Placement(
-        "lfru", slots, division, counters, experts=config.experts, used=config.experts_used, passing=128
+        "lfru",
+        slots,
+        division,
+        counters,
+        blocks=len(source.blocks),
+        experts=config.experts,
+        used=config.experts_used,
+        passing=128,
     )
     device = NoSlots(slots)
     blocks = tuple(range(config.layer_count))
     kind = Kind(blocks, slots, slots, 200, 64, 7_340_032, 128)
     pool = Pool(placement, device, Passing(host, device, placement, blocks), kind)
-    table = NoTable()
-    store = TieredExperts(host, [pool] * len(source.blocks), counters, table, division)  # type: ignore[arg-type]
-    rng, decide, settle = np.random.default_rng(0), list[float](), list[float]()
-    for _ in range(TOKENS):
-        for block in blocks:
-            lease = store.acquire(source.blocks[block], None)
-            ids = rng.choice(config.experts, (1, config.experts_used), replace=False).astype(np.int64)
+    table = processors.expert_table(config.experts)
+    store = TieredExperts(host, [pool] * len(source.blocks), counters, table, division)
+    sent, answered, arrivals = (np.zeros(count, np.uint32) for count in (1, 6, 4))
+    meeting = Meeting(sent, answered, arrivals, np.zeros(config.experts, np.int32))
+    x, ids = np.zeros((1, config.hidden), np.float32), np.zeros((1, config.experts_used), np.int64)
+    share = processors.share(x, ids, np.zeros((1, config.experts_used), np.float32), x.copy(), 10.0)
+    leases = [store.acquire(source.blocks[block], None) for block in blocks]
+    turns = [share.turns(meeting, lease.at_hand) for lease in leases if lease.at_hand is not None]
+    rng, spent = np.random.default_rng(0), defaultdict[str, list[float]](list)
+    for turn in range(1, TOKENS * len(blocks) + 1):
+        lease = leases[turn % len(blocks)]
+        ids[0] = rng.choice(config.experts, config.experts_used, replace=False)
+        likely = rng.choice(config.experts, config.experts_used, replace=False)
+        sent[0] = turn
+        begin = time.perf_counter()
+        turns[turn % len(blocks)].take(turn, 1, lease, lambda: None)
+        spent["answer"].append(time.perf_counter() - begin)
+        if lease.guesses:
             begin = time.perf_counter()
-            for _ in lease.turn(ids):
-                pass
-            middle = time.perf_counter()
-            lease.settle()
-            decide.append(middle - begin)
-            settle.append(time.perf_counter() - middle)
-    late = len(decide) // 2  # slots are full by then
-    print(
-        json.dumps(
-            {
-                "slots": slots,
-                "hit_rate": round(counters.device_hits / (counters.device_hits + counters.device_misses), 3),
-                "decide_us": round(1e6 * statistics.median(decide[late:]), 1),
-                "settle_us": round(1e6 * statistics.median(settle[late:]), 1),
-            }
-        )
-    )
+            lease.ahead(likely)
+            spent["ahead"].append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        lease.settle()
+        spent["settle"].append(time.perf_counter() - begin)
+    found = {
+        "slots": slots,
+        "hit_rate": counters.device_hits / (counters.device_hits + counters.device_misses),
+    }
+    for name, seconds in spent.items():  # slots are full in the second half
+        found[f"{name}_us"] = 1e6 * statistics.median(seconds[len(seconds) // 2 :])
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 
 if __name__ == "__main__":

@@ -262,8 +262,8 @@ def parts(engine: Engine) -> None:
 
 
 def _flat(times: Times) -> list[float]:
-    """Link, ask, call, then the host by rows."""
-    return [times.link, times.ask, times.call, *times.host]
+    """Link, call, then the host by rows."""
+    return [times.link, times.call, *times.host]
 
 
 def machine() -> dict[str, str]:

@@ -17,7 +17,7 @@ from penstock.weights.widths import WIDTHS
 from tests.storage.tiers.double import Double
 
 GIB = 1 << 30
-H200 = Times(143e-6, (99e-6, 350e-6, 1.4e-3), ask=15e-6, call=46e-6)  # of an expert, beside sixteen cores
+H200 = Times(143e-6, (99e-6, 350e-6, 1.4e-3), call=46e-6)  # of an expert, beside sixteen cores
 PACE = Pace(6.5e-3, 67e-6)
 
 

@@ -3,6 +3,7 @@ tensors have no memory.  What is launched is written down instead: kernels, with
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -39,12 +40,14 @@ from penstock.backend.cuda.inputs import (
     forms_of,
 )
 from penstock.backend.cuda.layouts import FP8_128, LAYOUTS
-from penstock.backend.cuda.placed import DENSE_KINDS, EXPERT_KINDS
+from penstock.backend.cuda.placed import DENSE_KINDS, EXPERT_KINDS, expert_kind
 from penstock.backend.cuda.plain import Embed, LeaveStreams, StoredRows
 from penstock.backend.cuda.routing import Router
 from penstock.backend.cuda.sample import SampleRows, needs_scratch
+from penstock.backend.cuda.slots import Pull, formats_of
 from penstock.backend.cuda.weights import Packed
 from penstock.weights import types
+from penstock.weights.tensor import TensorInfo
 from penstock.weights.types import WeightType
 
 ROWS = (1, 2, 3, 4, 8, 16, 32)  # that a step is padded to
@@ -309,10 +312,29 @@ def step(rows: int) -> list[Launch]:
     found += experts(types.Q4_K, types.Q4_K, types.Q4_K, types.F32, rows, False)
     for source in ("repack.cu", "tiers.cu", "plain.cu", "dspark.cu"):
         launch.module(source)
-    for kind in EXPERT_KINDS:
-        formats = (f"-DUP_FORMAT={kind.name}", f"-DDOWN_FORMAT={kind.name}")
-        launch.module("tiers.cu", *formats, *(["-DSCALES_APART"] if kind is types.MXFP4 else []))
+    for up, down in pairs:
+        pull(up, down)
+    pull(types.FP4_E2M1, types.FP4_E2M1)
     return found
+
+
+def pull(up: WeightType, down: WeightType) -> None:
+    """What brings experts to slots."""
+    nowhere, infos = cast(Any, None), []
+    for kind, rows, columns in ((up, WIDTH, HIDDEN), (up, WIDTH, HIDDEN), (down, HIDDEN, WIDTH)):
+        nbytes, scale = rows * kind.row_bytes(columns), None
+        if kind is types.FP4_E2M1:
+            scale = TensorInfo("s", types.E8M0, (rows, columns // 32), nowhere, 0, rows * columns // 32)
+        infos.append(TensorInfo("w", kind, (rows, columns), nowhere, 0, nbytes, scale))
+    placed = [expert_kind(info) for info in infos]
+    slots = SimpleNamespace(
+        gate_up=matrix(placed[0], WIDTH, HIDDEN, EXPERTS, True),
+        down=matrix(placed[2], HIDDEN, WIDTH, EXPERTS),
+        module=launch.module("tiers.cu", *formats_of(infos)),
+    )
+    shared = Pull(cast(Any, slots), infos, numbers(EXPERTS, 3)).shared
+    for name in ("pull_experts", "receive_rows"):
+        slots.module.kernel(name, shared)
 
 
 def prompt() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,17 +13,16 @@ from numpy.typing import NDArray
 
 from penstock import Engine
 from penstock.backend.base import HostExpert
-from penstock.backend.cpu.backend import CpuBackend
+from penstock.backend.cuda.backend import CudaBackend
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import CudaExpertStack
-from penstock.backend.cuda.slots import CudaExpertSlots, slot_sizes
+from penstock.backend.cuda.slots import COMING, CudaExpertSlots, slot_sizes
 from penstock.engine import planning
 from penstock.errors import BudgetError
 from penstock.storage.device import expert_infos
-from penstock.storage.store import ready_expert
 from penstock.storage.tiers import plan as tier_plan
 from penstock.storage.tiers.division import Times
-from penstock.storage.tiers.host import on_host
+from penstock.storage.tiers.host import MappedTier
 from penstock.storage.tiers.placement import Placement
 from penstock.storage.tiers.plan import plan_for_tiers
 from penstock.weights import types
@@ -81,78 +81,104 @@ def decoded(engine: Engine, count: int = 24) -> Logits:
     return fed(engine, ids(LENGTH)[: 60 + count], [8, 20, 32, *[1] * count])
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_an_expert_that_is_brought_lies_as_one_that_is_loaded(path: Path, together: bool) -> None:
-    checkpoint = open_checkpoint(path)
-    infos = expert_infos(checkpoint, "blk.1")
-    stack, slots = CudaExpertStack(infos, 6), CudaExpertSlots(infos[0], 8, device_pages(0))
-    processors = CpuBackend(1)
-    experts = []
-    for number in range(8):
-        weights = [Weight(info) for info in infos[number]]
-        for part, weight in enumerate(weights):
-            stack.place(part, number, weight.info, weight.raw)
-        experts.append(on_host(ready_expert(processors, weights)))
-    if together:
-        slots.bring_all([7 - number for number in range(8)], experts)
-    else:
-        for number, expert in enumerate(experts):
-            slots.bring(7 - number, expert)
-    slots.join()
-    torch.cuda.synchronize()
-    assert stack.gate_up is not None
-    assert stack.down is not None
-    pair, single = slot_sizes(infos[0])
-    for number in range(8):
-        slot = 7 - number
-        mine = slots.gate_up.data[slot * pair : (slot + 1) * pair]
-        assert torch.equal(mine, stack.gate_up.data[number * pair : (number + 1) * pair])
-        mine = slots.down.data[slot * single : (slot + 1) * single]
-        assert torch.equal(mine, stack.down.data[number * single : (number + 1) * single])
-
-
 class StoredExpert(HostExpert):
-    """One that lies in arrays."""
+    """One that lies in pinned memory, at addresses that no copy would choose."""
 
-    def __init__(self, arrays: Sequence[NDArray[np.uint8]]):
-        self.arrays = arrays
+    def __init__(self, arrays: Sequence[NDArray[np.uint8]], skip: int):
+        starts = list(accumulate((array.size + skip for array in arrays), initial=skip))
+        self._memory = torch.empty(starts[-1], dtype=torch.uint8).pin_memory().numpy()
+        self._parts = list[int]()
+        for start, array in zip(starts, arrays, strict=False):
+            self._memory[start : start + array.size] = array.ravel()
+            self._parts.append(self._memory[start:].ctypes.data)
 
     @property
     def parts(self) -> list[int]:
-        return [array.ctypes.data for array in self.arrays]
+        return self._parts
 
 
-def test_fp4_whose_scales_lie_apart_is_brought_as_it_is_loaded() -> None:
-    rng, experts, nowhere = np.random.default_rng(0), 5, cast(Any, None)
-    shapes = ((96, 512), (96, 512), (512, 96))
+def bring(slots: CudaExpertSlots, way: str, experts: Sequence[HostExpert]) -> None:
+    """The first expert to the last slot, and so on."""
+    last = len(experts) - 1
+    if way == "one by one":
+        for number, expert in enumerate(experts):
+            slots.bring(last - number, expert)
+    elif way == "together":
+        slots.bring_all([last - number for number in range(len(experts))], experts)
+    else:  # besides another that is not asked for
+        sources = np.array([experts[0].parts, *(expert.parts for expert in experts)], np.uint64)
+        places = [-1, *((last - number) | COMING for number in range(len(experts)))]
+        pull = slots.pull(torch.from_numpy(sources.view(np.int64)).cuda())
+        pull.launch(torch.tensor(places, dtype=torch.int32, device="cuda"))
+    slots.join()
+    torch.cuda.synchronize()
+
+
+def check(slots: CudaExpertSlots, stack: CudaExpertStack, sizes: tuple[int, int], count: int) -> None:
+    """Every expert lies in its slot as `stack` has it."""
+    assert stack.gate_up is not None
+    assert stack.down is not None
+    for found, wanted, size in zip(
+        (slots.gate_up, slots.down), (stack.gate_up, stack.down), sizes, strict=True
+    ):
+        mine = found.data[: count * size].view(count, size)
+        assert torch.equal(mine.flip(0), wanted.data[: count * size].view(count, size))
+
+
+WAYS = ["one by one", "together", "by itself"]
+
+
+@pytest.mark.parametrize("skip", [0, 16, 5])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_expert_that_is_brought_lies_as_one_that_is_loaded(path: Path, way: str, skip: int) -> None:
+    checkpoint, count = open_checkpoint(path), 8
+    infos = expert_infos(checkpoint, "blk.1")
+    stack, slots = CudaExpertStack(infos, 6), CudaExpertSlots(infos[0], count, device_pages(0))
+    experts = []
+    for number in range(count):
+        weights = [Weight(info) for info in infos[number]]
+        for part, weight in enumerate(weights):
+            stack.place(part, number, weight.info, weight.raw)
+        experts.append(StoredExpert([weight.raw for weight in weights], skip))
+    bring(slots, way, experts)
+    check(slots, stack, slot_sizes(infos[0]), count)
+
+
+# Rows that fill their tiles, and some that do not
+@pytest.mark.parametrize("width", [96, 104])
+@pytest.mark.parametrize("way", WAYS)
+def test_fp4_whose_scales_lie_apart_is_brought_as_it_is_loaded(way: str, width: int) -> None:
+    rng, count, nowhere = np.random.default_rng(0), 5, cast(Any, None)
+    shapes = ((width, 512), (width, 512), (512, 96))
     infos = []
     for rows, columns in shapes:
         apart = TensorInfo("s", types.E8M0, (rows, columns // 32), nowhere, 0, rows * columns // 32)
         infos.append(TensorInfo("w", types.FP4_E2M1, (rows, columns), nowhere, 0, rows * columns // 2, apart))
-    stack, slots = CudaExpertStack([infos] * experts, 6), CudaExpertSlots(infos, experts, device_pages(0))
+    stack, slots = CudaExpertStack([infos] * count, 6), CudaExpertSlots(infos, count, device_pages(0))
     stored = []
-    for number in range(experts):
+    for number in range(count):
         raws = [rng.integers(0, 256, info.nbytes, np.uint8) for info in infos]
         scales = [rng.integers(100, 130, info.nbytes // 16, np.uint8) for info in infos]
         for part, (info, raw, scale) in enumerate(zip(infos, raws, scales, strict=True)):
             stack.place(part, number, info, raw, scale)
-        stored.append(StoredExpert([*raws, *scales]))
-    slots.bring_all(list(range(experts)), stored)
-    slots.join()
-    torch.cuda.synchronize()
-    assert stack.gate_up is not None
-    assert stack.down is not None
-    pair, single = slot_sizes(infos)
-    assert torch.equal(slots.gate_up.data[: experts * pair], stack.gate_up.data)
-    assert torch.equal(slots.down.data[: experts * single], stack.down.data)
+        stored.append(StoredExpert([*raws, *scales], 3))
+    bring(slots, way, stored)
+    check(slots, stack, slot_sizes(infos), count)
 
 
-def test_short_steps_are_those_of_a_card_with_all_experts(tiered: Open, whole: Engine) -> None:
+@pytest.mark.parametrize("reaches", [True, False])
+def test_short_steps_are_those_of_a_card_with_all_experts(
+    tiered: Open, whole: Engine, monkeypatch: pytest.MonkeyPatch, reaches: bool
+) -> None:
+    """reaches: whether the card brings experts by itself, and native code decides"""
     wanted = decoded(whole)
+    monkeypatch.setattr(CudaBackend, "reaches_host", reaches)
     for options in ({"exact": True}, {}):
         with tiered(FEWEST, **options) as engine:
             tiers = engine.storage.tiers
             assert tiers is not None
+            assert isinstance(tiers.experts.host, MappedTier)
+            assert tiers.experts.host.pinned == reaches
             tiers.experts.division.learn(
                 Times(1e-4, (1e-4, 4e-4, 1.6e-3))
             )  # experts so small are not worth a share
@@ -232,15 +258,15 @@ def test_the_card_does_not_wait_for_a_host_that_has_given_up(
             session.rewind(1)
             np.testing.assert_array_equal(session.feed([9]), wanted)
         session.rewind(1)
-        real, turns = Placement.turn, iter(range(100))
+        real, turns = Placement.begin_turn, iter(range(100))
 
-        def interrupted(placement: Placement, *given: Any) -> Any:
+        def interrupted(placement: Placement) -> None:
             if next(turns) == 2:
                 raise KeyboardInterrupt
-            return real(placement, *given)
+            real(placement)
 
         with monkeypatch.context() as context:
-            context.setattr(Placement, "turn", interrupted)
+            context.setattr(Placement, "begin_turn", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 session.feed([9])
         other = engine.session()

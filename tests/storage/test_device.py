@@ -128,6 +128,7 @@ class FakeDevice(DeviceBackend):
     bringing_bytes: Any = _nothing
     expert_slots: Any = _nothing
     expert_seconds: Any = _nothing
+    reaches_host: Any = _nothing
     pin: Any = _nothing
     unpin: Any = _nothing
     end_long_steps: Any = _nothing

@@ -131,22 +131,49 @@ class Wave(NamedTuple):
     last: int
 
 
+class AtHand(NamedTuple):
+    """A layer all of whose experts lie in the host's memory, as native code sees it (`native/tiers.h`)."""
+
+    placement: int  # address of what says who has which slot
+    block: int  # its number there
+    table: ExpertTable  # all experts, for the host
+    sources: NDArray[np.uint64]  # [experts, parts]: where a device finds them
+
+
 class DividedLease(ABC):
     """A layer's experts where a device computes some and the host beside it others, at the same time.
 
     Who computes what is decided when the host has seen which experts are needed, so a lease is good for many steps.
+    Where all experts are at hand native code decides, between `begin` and `taken`; else `turn` does.
     """
 
     slots: ExpertSlots
     places: NDArray[np.int32]  # [experts]: slots of those that the device computes now; −1: none
-    at_hand: bool  # the host has all experts in memory: a turn gives one table at most
     guesses: bool  # there is a next layer, and it is of use to say what it is likely to need
+
+    @property
+    @abstractmethod
+    def at_hand(self) -> AtHand | None:
+        """None: experts may have to come from disk."""
+
+    @abstractmethod
+    def begin(self, rows: int) -> None:
+        """A turn is about to be decided."""
+
+    @abstractmethod
+    def make_room(self) -> None:
+        """It has been, and needs more slots than are free."""
+
+    @abstractmethod
+    def taken(self, ids: NDArray[np.int64], computing: float) -> None:
+        """It has been, for these; the host has computed for so many seconds."""
 
     @abstractmethod
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
-        """Decides for a step of few rows, ids [rows, count], and begins to bring what the device is to have.  Gives
-        tables of what the host is to compute, as it comes; each is good until the next is asked for.  In the end
-        `places` is right, and the device can be asked to compute the rest once it has what was brought."""
+        """Where some experts may be on disk.  Decides for a step of few rows, ids [rows, count], and begins to bring
+        what the device is to have.  Gives tables of what the host is to compute, as it comes; each is good until the
+        next is asked for.  In the end `places` is right, and the device can be asked to compute the rest once it has
+        what was brought."""
 
     @abstractmethod
     def waited(self, idle: float, host: float, link: float) -> None:

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import (
     Array,
+    AtHand,
     Backend,
     Bytes,
+    DividedLease,
     ExpertSlots,
     ExpertStack,
     ExpertTable,
@@ -27,22 +29,42 @@ HOST_ROWS: Final = (1, 4, 16)
 
 class ExpertSeconds(NamedTuple):
     """Measured, of one expert: to be copied to the device; to be computed by the host, by the rows that need it (as
-    many as `HOST_ROWS` says); for the host to ask for a copy; and of a call that computes some, besides them."""
+    many as `HOST_ROWS` says); and of a call that computes some, besides them."""
 
     link: float
     host: tuple[float, ...]
-    ask: float = 0.0
     call: float = 0.0
+
+
+class Meeting(NamedTuple):
+    """Host memory in which a device and the host take turns (`native/tiers.h`)."""
+
+    sent: NDArray[np.uint32]  # [1]
+    answered: NDArray[np.uint32]  # [2 + lanes]
+    arrivals: NDArray[np.uint32]  # [lanes]
+    places: NDArray[np.int32]  # [experts]
+
+
+class HostTurns(ABC):
+    """The host's turns in a layer."""
+
+    @abstractmethod
+    def take(self, turn: int, live: int, lease: DividedLease, check: Callable[[], object]) -> float:
+        """Waits for this turn of the device's and answers it: `live` rows are not padding.  check: asked now and then
+        whether the device is well, and raises what is not.  Returns the seconds of waiting."""
 
 
 class HostShare(ABC):
     """The host's share of a layer's experts, between arrays that stay where they are."""
 
     @abstractmethod
-    def run(self, tables: Iterable[ExpertTable], rows: int, once: bool = False) -> bool:
+    def run(self, tables: Iterable[ExpertTable], rows: int) -> bool:
         """Σ weight · expert(x) of the first rows over the experts of the tables, in ascending order of id, whatever
-        comes when.  False: there was nothing to compute, and the output is as it was.
-        once: there is one table at most"""
+        comes when.  False: there was nothing to compute, and the output is as it was."""
+
+    @abstractmethod
+    def turns(self, meeting: Meeting, layer: AtHand) -> HostTurns:
+        """Those of a layer whose experts are all at hand."""
 
 
 # Where a weight's products add up Σ input² of every column: [parts, columns + 1], the last of a part being how many
@@ -161,8 +183,16 @@ class DeviceBackend(Backend):
     def expert_slots(self, experts: Sequence[Sequence[TensorInfo]], count: int, used: int) -> ExpertSlots: ...
 
     @abstractmethod
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
-        """What one of these takes, the host's own; they are brought to the first slots, which nobody uses yet."""
+    def expert_seconds(
+        self, slots: ExpertSlots, experts: Sequence[HostExpert], at_hand: bool
+    ) -> ExpertSeconds:
+        """What one of these takes, the host's own; they are brought to the first slots, which nobody uses yet.
+        at_hand: as where a layer's experts are all at hand"""
+
+    @property
+    @abstractmethod
+    def reaches_host(self) -> bool:
+        """Whether the device finds what is pinned by itself, where the host does."""
 
     @abstractmethod
     def pin(self, memory: Bytes) -> bool:

@@ -7,6 +7,7 @@
 #include "router.h"
 #include "step_bytes.h"
 #include "steps.h"
+#include "tiers.h"
 
 namespace {
 
@@ -26,13 +27,14 @@ i64 find(const Named (&list)[N], const char* name) {
 
 constexpr Named STRUCTS[] = {
     PS_SIZE(ps_attention),      PS_SIZE(ps_attention_call), PS_SIZE(ps_attention_layer),
-    PS_SIZE(ps_compressor),     PS_SIZE(ps_compressor_state), PS_SIZE(ps_draft),
-    PS_SIZE(ps_expert),
+    PS_SIZE(ps_compressor),     PS_SIZE(ps_compressor_state), PS_SIZE(ps_division),
+    PS_SIZE(ps_draft),          PS_SIZE(ps_expert),
     PS_SIZE(ps_head),           PS_SIZE(ps_hyper),          PS_SIZE(ps_index),
     PS_SIZE(ps_keys),           PS_SIZE(ps_outcome),        PS_SIZE(ps_output),
-    PS_SIZE(ps_piece),          PS_SIZE(ps_projections),    PS_SIZE(ps_queries),
-    PS_SIZE(ps_reader_stats),   PS_SIZE(ps_ring),           PS_SIZE(ps_router),
-    PS_SIZE(ps_sequence_state), PS_SIZE(ps_step_sizes),     PS_SIZE(ps_weight),
+    PS_SIZE(ps_piece),          PS_SIZE(ps_placement),      PS_SIZE(ps_projections),
+    PS_SIZE(ps_queries),        PS_SIZE(ps_reader_stats),   PS_SIZE(ps_ring),
+    PS_SIZE(ps_router),         PS_SIZE(ps_sequence_state), PS_SIZE(ps_step_sizes),
+    PS_SIZE(ps_turns),          PS_SIZE(ps_weight),
 };
 
 constexpr Named LIMITS[] = {{"streams", MAX_STREAMS}, {"projections", MAX_PROJECTIONS}};
@@ -40,7 +42,7 @@ constexpr Named LIMITS[] = {{"streams", MAX_STREAMS}, {"projections", MAX_PROJEC
 }  // namespace
 
 // Raised whenever the signature or meaning of an entry point changes; the Python side refuses any other number.
-PS_EXPORT std::int32_t ps_abi_version() { return 5; }
+PS_EXPORT std::int32_t ps_abi_version() { return 6; }
 
 // Bytes of a struct that entry points take, by its name here; 0: there is none of that name.
 PS_EXPORT i64 ps_struct_size(const char* name) { return find(STRUCTS, name); }

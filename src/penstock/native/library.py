@@ -11,7 +11,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.native.structs import MIRRORED
 
-ABI: Final = 5
+ABI: Final = 6
 NAME: Final = f"libpenstock_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 HOW_TO_BUILD: Final = (
@@ -19,7 +19,7 @@ HOW_TO_BUILD: Final = (
     "  cmake -S src/penstock/native -B build/native -DCMAKE_BUILD_TYPE=Release && cmake --build build/native"
 )
 
-_p, _n, _f = c_void_p, c_int64, c_float
+_p, _n, _f, _d = c_void_p, c_int64, c_float, c_double
 
 # Entry point: type of the result, types of the arguments.  The contracts stand in the C++ files.
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
@@ -57,6 +57,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_threads_check": (None, _n, _n, _p),
     "ps_threads_patience": (None, _n),
     "ps_wait_for": (c_int64, _p, _n, _n, _n),
+    # a layer whose experts are divided between a device and the processors
+    "ps_host_share": (c_int64, _p, _n, _n, _d),
+    "ps_share_ends": (_d, _p, _n, _n, _d, _n),
+    "ps_decide": (c_int64, _p, _n, _p, _n, _n, _p),
+    "ps_take_slots": (None, _p, _n),
+    "ps_take_turn": (c_int64, _p, _n, _n, _n, _n),
     # weights from one type to another
     "ps_encode": (c_int64, _p, _n, _n, _n, _p, _f, _p, _n),
     # the reader

@@ -3,7 +3,7 @@
 `library.load` compares their sizes with the library's own.
 """
 
-from ctypes import CFUNCTYPE, Structure, c_float, c_int64, c_void_p
+from ctypes import CFUNCTYPE, Structure, c_double, c_float, c_int64, c_void_p
 from typing import Any
 
 
@@ -179,6 +179,39 @@ class StepSizes(Structure):
     )
 
 
+class Division(Structure):
+    """ps_division of tiers.h"""
+
+    _fields_ = (
+        *_fields(c_double, "link", "disk", "call"),
+        ("host", c_double * 3),
+        *_fields(c_int64, "exact"),
+    )
+
+
+class Placement(Structure):
+    """ps_placement of tiers.h"""
+
+    _fields_ = (
+        *_fields(c_void_p, "division", "slot_of", "ahead", "uses", "free"),
+        *_fields(c_int64, "experts", "used", "capacity", "free_count", "ahead_count"),
+        *_fields(c_void_p, "numbers", "fates"),
+        *_fields(c_int64, "count", "bring", "host", "on_disk", "claimed"),
+        *_fields(c_double, "ends"),
+    )
+
+
+class Turns(Structure):
+    """ps_turns of tiers.h"""
+
+    _fields_ = (
+        *_fields(c_void_p, "sent", "answered", "arrivals", "places", "ids", "weights", "x", "sum"),
+        *_fields(c_void_p, "table", "placement"),
+        *_fields(c_int64, "lanes", "rows", "count", "hidden", "block", "threads", "idle", "computing"),
+        *_fields(c_double, "limit"),
+    )
+
+
 class Piece(Structure):
     """ps_piece of reader.h"""
 
@@ -218,6 +251,9 @@ MIRRORED: dict[str, type[Structure]] = {
     "ps_router": Router,
     "ps_draft": Draft,
     "ps_step_sizes": StepSizes,
+    "ps_division": Division,
+    "ps_placement": Placement,
+    "ps_turns": Turns,
     "ps_piece": Piece,
     "ps_outcome": Outcome,
     "ps_reader_stats": ReaderStats,

@@ -1,6 +1,7 @@
 """A device that is none: its memory is a numpy array, it computes with the processors, and copies arrive as late as
 they may."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,10 @@ from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import Bytes, DividedLease, ExpertSlots, HostExpert
 from penstock.backend.cpu.backend import CpuBackend
 from penstock.backend.cpu.deepseek_v4.ops import CpuOps
+from penstock.backend.cpu.host_share import CpuShare
 from penstock.backend.cpu.memory import Buffer
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable, CpuWeight
-from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HeldStack, KernelTime
+from penstock.backend.device import DeviceBackend, DeviceSpeeds, ExpertSeconds, HeldStack, KernelTime, Meeting
 from penstock.backend.state import StateLayout, StatePool
 from penstock.engine import loader
 from penstock.engine.engine import Engine
@@ -29,6 +31,8 @@ from penstock.storage.tiers import plan as tier_plan
 from penstock.storage.tiers.placement import LONG
 from penstock.weights.opening import open_checkpoint
 from penstock.weights.tensor import TensorInfo
+
+COMING = 1 << 30  # beside a slot: its expert has to be brought there first
 
 
 class DoubleWeight(CpuWeight):
@@ -49,6 +53,13 @@ class DoubleSlots(ExpertSlots):
         assert isinstance(expert, CpuExpert)
         assert 0 <= slot < self.count
         self._coming.append((slot, expert))
+        self.brought += 1
+
+    def pull(self, slot: int, sources: NDArray[np.uint64]) -> None:
+        """At once, from where native code says that an expert lies."""
+        assert 0 <= slot < self.count
+        raw = [ctypes.string_at(int(at), info.nbytes) for at, info in zip(sources, self._infos, strict=True)]
+        self._memory[slot] = np.frombuffer(b"".join(raw), np.uint8)
         self.brought += 1
 
     def join(self) -> None:
@@ -99,7 +110,10 @@ class DoubleExperts(v4.Experts):
             return out
         own = np.zeros((rows, self._spec.hidden), np.float32)
         share = CpuBackend(1).share(x.array, ids.array, weights.array, own, self._spec.limit)
-        share.run(lease.turn(ids.array), rows, lease.at_hand)
+        if lease.at_hand is None:
+            share.run(lease.turn(ids.array), rows)
+        else:
+            self._take_turn(share, lease, rows)
         lease.slots.join()
         numbers = np.flatnonzero(lease.places >= 0).tolist()
         self._compute(numbers, lease, x, ids, weights, out, False, True)
@@ -108,6 +122,18 @@ class DoubleExperts(v4.Experts):
         if rows == 1 and lease.guesses:  # as good a guess as any
             lease.ahead(ids.array[0])
         return out
+
+    def _take_turn(self, share: CpuShare, lease: DividedLease, rows: int) -> None:
+        """As a device that has sent its turn, and brings what is to come by itself."""
+        assert isinstance(lease.slots, DoubleSlots)
+        assert lease.at_hand is not None
+        sent, answered, arrivals = np.full(1, 7, np.uint32), np.zeros(3, np.uint32), np.full(1, 5, np.uint32)
+        meeting = Meeting(sent, answered, arrivals, np.zeros_like(lease.places))
+        share.turns(meeting, lease.at_hand).take(7, rows, lease, lambda: None)
+        assert answered.tolist() == [7, 7, 5]
+        for number in np.flatnonzero((meeting.places >= 0) & (meeting.places & COMING > 0)):
+            lease.slots.pull(int(meeting.places[number]) & ~COMING, lease.at_hand.sources[number])
+        lease.places[:] = np.where(meeting.places < 0, -1, meeting.places & ~COMING)
 
     def _compute(
         self,
@@ -210,10 +236,16 @@ class Double(CpuBackend, DeviceBackend):
         self.slots.append(DoubleSlots(experts[0], count, self))
         return self.slots[-1]
 
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
-        del slots
+    def expert_seconds(
+        self, slots: ExpertSlots, experts: Sequence[HostExpert], at_hand: bool
+    ) -> ExpertSeconds:
+        del slots, at_hand
         assert experts
         return self._seconds
+
+    @property
+    def reaches_host(self) -> bool:
+        return True
 
     def pin(self, memory: Bytes) -> bool:
         assert memory.ctypes.data not in self.pinned

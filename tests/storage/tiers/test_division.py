@@ -43,13 +43,12 @@ def test_exact_leaves_nothing_to_the_host(link: float, host: float, missing: int
     assert Division(times(link, host, 1e-3), exact=True).host_share(missing, min(missing, on_disk)) == 0
 
 
-@given(seconds, seconds, seconds, seconds, st.integers(1, 12))
-def test_no_other_share_ends_sooner(link: float, host: float, ask: float, call: float, missing: int) -> None:
+@given(seconds, seconds, seconds, st.integers(1, 12))
+def test_no_other_share_ends_sooner(link: float, host: float, call: float, missing: int) -> None:
     def ends(count: int) -> float:
-        computing = call + count * host if count else 0.0
-        return max((missing - count) * link, (missing - count) * ask + computing)
+        return max((missing - count) * link, call + count * host if count else 0.0)
 
-    division = Division(times(link, host)._replace(ask=ask, call=call))
+    division = Division(times(link, host)._replace(call=call))
     found = ends(division.host_share(missing, 0))
     assert all(found <= ends(count) * (1 + 1e-9) for count in range(missing + 1))
 

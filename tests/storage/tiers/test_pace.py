@@ -8,11 +8,11 @@ import pytest
 
 from penstock.machine.notes import notes_path
 from penstock.storage.tiers.counters import TierCounters
-from penstock.storage.tiers.division import Division, Times
+from penstock.storage.tiers.division import Times
 from penstock.storage.tiers.pace import ENOUGH, NOTES, Pace, Pacer, note, noted
 
 LAYERS = 4
-TIMES = Times(1e-4, (1e-4, 4e-4, 1.6e-3), ask=1e-5, call=5e-5)
+TIMES = Times(1e-4, (1e-4, 4e-4, 1.6e-3), call=5e-5)
 
 
 @pytest.fixture
@@ -24,18 +24,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def watched(clock: list[float], tokens: int, rows: int = 1) -> Pacer:
-    """Layers of 500 microseconds: the card waits 300 for the host, which computes for 200 of them and asks for two
-    copies, then 50 for the link."""
+    """Layers of 500 microseconds: the card waits 300 for the host, then 50 for the link, where what is brought and
+    computed should have taken 270."""
     counters = TierCounters()
-    pacer = Pacer(counters, Division(TIMES), LAYERS)
+    pacer = Pacer(counters, LAYERS)
     for _ in range(tokens):
         for block in range(LAYERS):
             pacer.turn(block, rows)
             clock[0] += 500e-6
             counters.host_stall_seconds += 300e-6
             counters.link_stall_seconds += 50e-6
-            counters.host_seconds += 200e-6
-            counters.copied += 2
+            counters.expected_seconds += 270e-6
     return pacer
 
 

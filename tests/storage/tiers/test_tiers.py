@@ -55,17 +55,16 @@ def tiered(monkeypatch: pytest.MonkeyPatch, model: Path, vram: int, **options: A
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
-@pytest.mark.parametrize("memory", [None, "small"])
+@pytest.mark.parametrize("memory", [None, "small", "out of reach"])
 def test_exact_gives_the_same_bits_whatever_the_tiers_hold(
     monkeypatch: pytest.MonkeyPatch, model: Path, expected: Logits, least: int, extra: int, memory: str | None
 ) -> None:
-    options: dict[str, Any] = {"exact": True, "memory": memory}
-    if memory is not None:
-        options["memory"] = (2 << 30) + 4 * MIB
+    options: dict[str, Any] = {"exact": True, "memory": (2 << 30) + 4 * MIB if memory == "small" else None}
+    monkeypatch.setattr(Double, "reaches_host", memory is None)
     engine, _ = tiered(monkeypatch, model, least + extra * MIB // 2, **options)
     with engine:
         assert engine.plan.tiers is not None
-        assert engine.plan.tiers.whole == (memory is None)
+        assert engine.plan.tiers.whole == (memory != "small")
         assert np.array_equal(answers(engine), expected)
         assert np.array_equal(answers(engine), expected)
         stats = engine.stats()

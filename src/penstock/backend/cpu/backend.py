@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Interpreter and libraries: 45 MiB for an engine alone (`python -m benchmarks.start`), about twice that in a server.
 PROGRAM: Final = 96 << 20
 
-# Microseconds between two shares of a device's layers: as long as threads watch for the next
-BESIDE: Final = 400
+# Microseconds that threads watch for the next share of a device's layers: longer than a layer takes
+BESIDE: Final = 1000
 
 
 class CpuBackend(HostBackend):

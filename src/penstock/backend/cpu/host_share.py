@@ -1,47 +1,84 @@
 """The processors' share of a layer's experts, where a device computes the others."""
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import ExpertTable, Vector
+from penstock.backend.base import AtHand, DividedLease, ExpertTable, Vector
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable
-from penstock.backend.device import HostShare
+from penstock.backend.device import HostShare, HostTurns, Meeting
 from penstock.native.library import native
+from penstock.native.structs import Turns
+
+GLANCE: Final = 50_000  # microseconds after which it is asked whether the device is well
+_NOT_YET, _TAKEN, _NO_ROOM = range(3)  # what a turn has come to
 
 
 class CpuShare(HostShare):
     def __init__(
         self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float, threads: int
     ):
-        self._kept = (x, ids, weights, out)
-        rows, self._count = ids.shape
+        self._kept, self.ids = (x, ids, weights, out), ids
+        self._rows, self._count = ids.shape
         self._hidden, self._limit, self._threads = x.shape[1], limit, threads
-        self._terms = np.zeros((rows * self._count, self._hidden), np.float32)
+        self._terms = np.zeros((self._rows * self._count, self._hidden), np.float32)
         # Looked up once: it takes longer than a call.
         self._x, self._ids, self._weights, self._out = (array.ctypes.data for array in self._kept)
         self._to = self._terms.ctypes.data
 
-    def run(self, tables: Iterable[ExpertTable], rows: int, once: bool = False) -> bool:
+    def run(self, tables: Iterable[ExpertTable], rows: int) -> bool:
         found, library = False, native()
         for table in tables:
             assert isinstance(table, CpuExpertTable)
-            given = (table.address, len(table), self._ids, self._weights, self._count, self._limit)
-            if once:
-                library.ps_experts(*given, None, 0.0, self._x, rows, self._out, False, self._threads)
-                found = True
-                continue
             if not found:
                 self._terms[: rows * self._count] = 0.0  # of what others compute
                 found = True
-            library.ps_expert_terms(*given, None, 0.0, self._x, rows, self._to, self._threads)
-        if found and not once:
+            library.ps_expert_terms(
+                *(table.address, len(table), self._ids, self._weights, self._count, self._limit),
+                *(None, 0.0, self._x, rows, self._to, self._threads),
+            )
+        if found:
             library.ps_expert_sum(
                 *(self._ids, self._weights, rows, self._count, False, self._to, self._hidden, self._out),
                 self._threads,
             )
         return found
+
+    def turns(self, meeting: Meeting, layer: AtHand) -> "CpuTurns":
+        assert isinstance(layer.table, CpuExpertTable)
+        words = (array.ctypes.data for array in meeting)
+        sent, answered, arrivals, places = words
+        described = Turns(
+            *(sent, answered, arrivals, places, self._ids, self._weights, self._x, self._out),
+            *(layer.table.address, layer.placement, len(meeting.arrivals), self._rows, self._count),
+            *(self._hidden, layer.block, self._threads, 0, 0, self._limit),
+        )
+        return CpuTurns(described, (self, meeting, layer))
+
+
+class CpuTurns(HostTurns):
+    def __init__(self, described: Turns, kept: tuple[CpuShare, Meeting, AtHand]):
+        self._described, self._address, self._kept = described, ctypes.addressof(described), kept
+        self._ids, self._take = kept[0].ids, native().ps_take_turn
+
+    def take(self, turn: int, live: int, lease: DividedLease, check: Callable[[], object]) -> float:
+        lease.begin(live)
+        described, idle, taken = self._described, 0, _NOT_YET
+        while taken == _NOT_YET:
+            taken = self._take(self._address, turn, live, GLANCE, False)
+            idle += described.idle
+            if taken == _NOT_YET:
+                check()
+        if taken == _NO_ROOM:
+            lease.make_room()
+            self._take(self._address, turn, live, GLANCE, True)
+        lease.taken(
+            self._ids[:live].copy(), described.computing * 1e-9
+        )  # the next layer's come to the same place
+        return idle * 1e-9
 
 
 def expert_work(
@@ -60,9 +97,12 @@ def _work(experts: Sequence[CpuExpert], rows: int, threads: int) -> Callable[[],
     x = np.random.default_rng(0).standard_normal((rows, hidden)).astype(np.float32)
     ids = np.tile(np.arange(count, dtype=np.int64), (rows, 1))
     weights = np.full((rows, count), 1 / count, np.float32)
-    share = CpuShare(x, ids, weights, np.zeros((rows, hidden), np.float32), 10.0, threads)
+    out = np.zeros((rows, hidden), np.float32)
 
     def run() -> None:
-        share.run([table], rows, once=True)
+        native().ps_experts(
+            *(table.address, len(table), ids.ctypes.data, weights.ctypes.data, count, 10.0, None, 0.0),
+            *(x.ctypes.data, rows, out.ctypes.data, False, threads),
+        )
 
     return run

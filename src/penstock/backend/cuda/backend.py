@@ -20,7 +20,7 @@ from penstock.backend.cuda.deepseek_v4.long_memory import LongMemory
 from penstock.backend.cuda.deepseek_v4.sizes import LONG_ROWS, STEP_ROWS, takes_long_steps
 from penstock.backend.cuda.device import Card, CudaError, card, free_memory, measure, translated
 from penstock.backend.cuda.held_stack import CudaHeldStack, kinds_of
-from penstock.backend.cuda.link import measure_experts, pin, unpin
+from penstock.backend.cuda.link import measure_experts, pin, same_addresses, unpin
 from penstock.backend.cuda.memory import device_pages
 from penstock.backend.cuda.placed import (
     TABLE_KINDS,
@@ -212,10 +212,18 @@ class CudaBackend(DeviceBackend):
             prepare([(slots.gate_up.kind, True), (slots.down.kind, False)])
         return slots
 
-    def expert_seconds(self, slots: ExpertSlots, experts: Sequence[HostExpert]) -> ExpertSeconds:
+    def expert_seconds(
+        self, slots: ExpertSlots, experts: Sequence[HostExpert], at_hand: bool
+    ) -> ExpertSeconds:
+        assert isinstance(slots, CudaExpertSlots)
         self.activate()
         with translated("measuring the link"):
-            return measure_experts(slots, experts, self.beside)
+            return measure_experts(slots, experts, self.beside, at_hand)
+
+    @property
+    def reaches_host(self) -> bool:
+        self.activate()
+        return same_addresses()
 
     def pin(self, memory: Bytes) -> bool:
         self.activate()

@@ -1,26 +1,32 @@
 """What crosses between the card and the host in the middle of a layer, as typed calls of kernels/tiers.cu.
 
-The card writes a layer's rows and the experts that they chose to memory of the host's; the host answers with the
-places of the experts that the card is to compute, and with the sum of those that it has computed itself.
+The card writes a layer's rows and the experts that they chose to memory of the host's.  The host answers with the
+places of the experts that the card is to compute, which brings those that it lacks by itself; then with the sum of
+those that the host has computed.
 """
 
 import ctypes
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.backend.cpu.host_share import GLANCE
 from penstock.backend.cuda.inputs import FLOATS, INT, VOID, Image, address, input_bytes
 from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.routing import Router, RoutingArgument
-from penstock.backend.cuda.slots import LANES
+from penstock.backend.cuda.slots import COMINGS, LANES, PULLERS, CudaExpertSlots, Pull, PullArgument
+from penstock.backend.device import Meeting
 from penstock.native.library import native
 
 PATIENCE: Final = 400  # microseconds that the host watches for the card, before it looks only now and then
-GLANCE: Final = 50_000  # microseconds after which it asks whether the card is well
 GIVEN_UP: Final = 0xFFFFFFFF  # an answer to every turn: there will be none
+
+
+def check() -> None:
+    """Raises what went wrong on the card."""
+    torch.cuda.current_stream().query()
 
 
 class _Words(ctypes.Structure):
@@ -37,23 +43,23 @@ class _Send(ctypes.Structure):
 
 class _Receive(ctypes.Structure):
     _fields_ = (
-        ("words", _Words), ("arrived", VOID), ("from_places", VOID), ("from", VOID), ("places", VOID), ("to", VOID),
-        ("experts", INT), ("width", INT),
+        ("words", _Words), ("pull", PullArgument), ("arrived", VOID), ("from_places", VOID), ("from", VOID),
+        ("places", VOID), ("to", VOID), ("experts", INT), ("width", INT), ("rows", INT),
     )  # fmt: skip
 
 
 class Waits(NamedTuple):
     """Seconds of the card in a turn."""
 
-    host: float  # for the host's answer
-    link: float  # then, for experts on their way
+    host: float  # for the host's answers, while nothing else was on its way
+    link: float  # for experts on their way
 
 
 class Exchange:
     """Memory of a step with so many rows; layers take turns with it.
 
-    A turn is a number that both sides count: the card writes it behind what it sends, the host behind its answer, for
-    which a kernel waits.
+    A turn is a number that both sides count: the card writes it behind what it sends, the host behind its answers,
+    for which a kernel waits.
     """
 
     def __init__(self, rows: int, count: int, experts: int, hidden: int):
@@ -66,8 +72,8 @@ class Exchange:
             "sum": torch.zeros(rows, hidden).pin_memory(),
             "likely": torch.zeros(count, dtype=torch.int64).pin_memory(),
             "sent": torch.zeros(1, dtype=torch.int32).pin_memory(),
-            "answered": torch.zeros(1 + LANES, dtype=torch.int32).pin_memory(),
-            "times": torch.zeros(2, 4, dtype=torch.int64).pin_memory(),
+            "answered": torch.zeros(2 + LANES, dtype=torch.int32).pin_memory(),
+            "times": torch.zeros(2, 5, dtype=torch.int64).pin_memory(),
         }
         host = {name: each.numpy() for name, each in self._pinned.items()}
         self.ids, self.weights, self.x = host["ids"], host["weights"], host["x"]
@@ -84,32 +90,42 @@ class Exchange:
             self.address_of("times"),
         )  # fmt: skip
 
-    def wait(self) -> None:
-        """Until the card has sent the next turn."""
+    def meeting(self, slots: CudaExpertSlots) -> Meeting:
+        return Meeting(self._sent, self._answered, slots.arrivals, self.host_places)
+
+    def next(self) -> int:
+        """The card's next turn."""
         self._turn = (self._turn + 1) % GIVEN_UP
+        return self._turn
+
+    def wait(self) -> None:
+        """Until the card has sent it."""
         while not self._wait(self._sent_at, self._turn, PATIENCE, GLANCE):
-            torch.cuda.current_stream().query()  # raises what went wrong
+            check()
 
     def waits(self) -> Waits:
-        """Of the turn before the latest one that was waited for."""
-        _, begin, answered, arrived = self._times[(self._turn - 1) % 2].tolist()
-        return Waits(max(0, answered - begin) * 1e-9, max(0, arrived - answered) * 1e-9)
+        """Of the turn before the latest one."""
+        _, begin, answered, there, summed = self._times[(self._turn - 1) % 2].tolist()
+        there = max(there, answered)
+        return Waits(
+            max(0, answered - begin + max(0, summed - there)) * 1e-9, max(0, there - answered) * 1e-9
+        )
 
-    def answer(self, places: NDArray[np.int32], computed: bool, arrivals: Sequence[int]) -> None:
-        """What the card goes on with.  computed: whether there is a sum; arrivals: what has to have come by each
-        lane"""
+    def answer(self, slots: CudaExpertSlots, places: NDArray[np.int32], computed: bool) -> None:
+        """What the card goes on with, all at once.  computed: whether there is a sum"""
         self.host_places[:] = places
         if not computed:
             self.host_sum.fill(0.0)
-        self._answered[1:] = arrivals
+        self._answered[2:] = slots.arrivals
+        self._answered[1] = self._turn
         self._answered[0] = self._turn  # last: the card watches it
 
     def give_up(self) -> None:
         """There is no answer to this turn, nor to those that have been launched behind it."""
-        self._answered[0] = GIVEN_UP
+        self._answered[:2] = GIVEN_UP
         torch.cuda.current_stream().synchronize()
         self._turn = int(self._sent[0])
-        self._answered[0] = self._turn
+        self._answered[:2] = self._turn
 
     def address_of(self, name: str, row: int = 0) -> int:
         tensor = self._pinned[name]
@@ -150,18 +166,19 @@ class Send:
 
 
 class Receive:
-    """Waits for the host's answer and for experts on their way; then there are places, and the host's sum.
+    """Waits for the host's answers and for experts on their way; then there are places, and the host's sum.
 
-    arrived: on the card, what has come by each lane
+    pull: what brings experts that the card is to bring by itself
     """
 
-    def __init__(self, exchange: Exchange, arrived: torch.Tensor):
+    def __init__(self, exchange: Exchange, slots: CudaExpertSlots, pull: Pull | None):
         self._argument = _Receive(
-            exchange.words, address(arrived), exchange.address_of("places"), exchange.address_of("sum"),
-            address(exchange.places), address(exchange.sum), exchange.experts, exchange.hidden,
+            exchange.words, PullArgument() if pull is None else pull.argument, address(slots.arrived),
+            exchange.address_of("places"), exchange.address_of("sum"), address(exchange.places),
+            address(exchange.sum), exchange.experts, exchange.hidden, exchange.rows,
         )  # fmt: skip
-        self._keep, self._rows = (exchange, arrived), exchange.rows
-        self._kernel = module("tiers.cu").kernel("receive_rows")
+        self._keep, self._blocks = (exchange, slots, pull), 1 + exchange.rows + (PULLERS if pull else 0)
+        self._kernel = slots.module.kernel("receive_rows", pull.shared if pull else COMINGS)
 
     def launch(self, overlap: bool = True) -> None:
-        self._kernel.launch(1 + self._rows, 256, (self._argument,), overlap)
+        self._kernel.launch(self._blocks, 256, (self._argument,), overlap)

@@ -1,8 +1,9 @@
 """Slots of a card's memory in which experts come and go, and their way there.
 
-An expert's bytes are copied as they are stored and laid out in cells by the card, on streams of their own: while one
-is laid out, the next is copied.  Slots are addresses in two reservations, so that kernels find an expert by its
-slot's number, and memory can be given back from the end.
+What is brought before it is needed, and what passes through, is copied in the file's bytes and laid out in cells by
+the card, on streams of their own: while one expert is laid out, the next is copied.  What a step needs at once its
+own kernels bring (`Pull`).  Slots are addresses in two reservations, so that kernels find an expert by its slot's
+number, and memory can be given back from the end.
 """
 
 import ctypes
@@ -10,10 +11,11 @@ from collections.abc import Callable, Sequence
 from math import gcd, lcm
 from typing import Final
 
+import numpy as np
 import torch
 
 from penstock.backend.base import ExpertSlots, HostExpert
-from penstock.backend.cuda.device import CudaError
+from penstock.backend.cuda.device import CudaError, card
 from penstock.backend.cuda.driver_calls import driver_calls
 from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.layouts import LAYOUTS, TILE
@@ -27,6 +29,12 @@ LANES: Final = (
     4  # streams that take turns: while some lay out what has come, others have copies to go on with
 )
 RUN: Final = 4  # experts that are copied together, where they lie behind one another
+PULLERS: Final = (
+    64  # blocks that bring experts: enough that the link never rests, and tiles are laid out meanwhile
+)
+STAGES: Final = 2  # tiles that each of them has under way, where its shared memory has room
+COMING: Final = 1 << 30  # beside a slot's number: its expert has to be brought there first
+COMINGS: Final = 3200  # bytes of shared memory before them, as in kernels/tiers.cu
 SEGMENT: Final = 32  # slots at least, whose memory is given back together
 MOST_SEGMENT: Final = 256
 
@@ -36,6 +44,15 @@ class _Expert(ctypes.Structure):
         ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument),
         ("scales", ctypes.c_void_p * 3), ("arrived", ctypes.c_void_p),
         ("up_block", ctypes.c_int32), ("down_block", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class PullArgument(ctypes.Structure):
+    _fields_ = (
+        ("gate", RepackArgument), ("up", RepackArgument), ("down", RepackArgument),
+        ("pair", ctypes.c_size_t), ("single", ctypes.c_size_t), ("sources", ctypes.c_void_p),
+        ("experts", ctypes.c_int32), ("stages", ctypes.c_int32), ("stage_bytes", ctypes.c_int32),
+        ("scales_at", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -89,14 +106,15 @@ class CudaExpertSlots(ExpertSlots):
         self.gate_up = Packed(views[0], kinds[0], width, hidden, count, paired=True)
         self.down = Packed(views[1], kinds[2], hidden, width, count)
         self.arrived = torch.zeros(LANES, dtype=torch.int32, device="cuda")
-        self.arrivals = [0] * LANES  # what `arrived` will be when all that was asked for so far is there
+        # What `arrived` will be when all that was asked for so far is there
+        self.arrivals = np.zeros(LANES, np.uint32)
         self._lanes = [
             _Lane(infos, self.gate_up, self.down, self.arrived.data_ptr() + 4 * lane) for lane in range(LANES)
         ]
         self._turn, self._calls = 0, driver_calls()
-        apart = ("-DSCALES_APART",) if scales_apart(infos) else ()
-        formats = (f"-DUP_FORMAT={_format(infos[0])}", f"-DDOWN_FORMAT={_format(infos[2])}")
-        self._function = int(module("tiers.cu", *formats, *apart).function("repack_expert"))
+        self.module = module("tiers.cu", *formats_of(infos))
+        self._function = int(self.module.function("repack_expert"))
+        self._infos = infos
 
     def bring(self, slot: int, expert: HostExpert) -> None:
         self._bring((slot,), expert.parts)
@@ -131,8 +149,12 @@ class CudaExpertSlots(ExpertSlots):
             argument.gate.out = argument.up.out = self._memory[0].address + slot * pair
             argument.down.out = self._memory[1].address + slot * single
             calls.launch(self._function, lane.blocks, 256, lane.number, lane.arguments)
-        self.arrivals[turn] = (self.arrivals[turn] + len(slots) * lane.blocks) & 0xFFFFFFFF
+        self.arrivals[turn] += np.uint32(len(slots) * lane.blocks)
         lane.used = True
+
+    def pull(self, sources: torch.Tensor) -> "Pull":
+        """sources: on the card, uint64 as int64 [experts, parts]: where the host has what it may be asked for"""
+        return Pull(self, self._infos, sources)
 
     def join(self) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -176,6 +198,36 @@ class CudaExpertSlots(ExpertSlots):
         return self.count
 
 
+class Pull:
+    """How kernels bring experts of a layer to slots, from wherever `sources` says they lie."""
+
+    def __init__(self, slots: CudaExpertSlots, infos: Sequence[TensorInfo], sources: torch.Tensor):
+        (width, hidden), (pair, single) = infos[0].shape, slot_sizes(infos)
+        tile = max(_around(TILE * info.nbytes // info.shape[0]) for info in infos)
+        scales = [
+            _around(TILE * info.scale.nbytes // info.shape[0]) for info in infos if info.scale is not None
+        ]
+        stage = tile + max(scales, default=0)
+        stages = max(1, min(STAGES, (card().shared_limit - COMINGS) // stage))
+        self.argument = PullArgument(
+            repack_argument(0, slots.gate_up, width), repack_argument(0, slots.gate_up, width, second=True),
+            repack_argument(0, slots.down, hidden), pair, single, sources.data_ptr(), len(sources), stages, stage,
+            tile,
+        )  # fmt: skip
+        self.shared, self.module = COMINGS + stages * stage, slots.module
+        self._keep = (slots, sources)
+
+    def launch(self, places: torch.Tensor) -> None:
+        """By itself.  places: int32 [experts], on the card: slots, marked with `COMING`; −1: others"""
+        kernel = self.module.kernel("pull_experts", self.shared)
+        kernel.launch(PULLERS, 256, (self.argument, ctypes.c_void_p(places.data_ptr())), overlap=False)
+
+
+def _around(nbytes: int) -> int:
+    """Room for whole pieces of 16 bytes around so many, wherever these begin."""
+    return -(-(nbytes + 32) // 128) * 128
+
+
 def tiles_of(info: TensorInfo) -> int:
     return -(-info.shape[0] // TILE)
 
@@ -200,6 +252,12 @@ def slot_step(infos: Sequence[TensorInfo], page: int) -> int:
     """Slots that make up whole pages in both reservations; 1 where that would be so many that all of them stay."""
     whole = lcm(*(page // gcd(page, size) for size in slot_sizes(infos)))
     return -(-SEGMENT // whole) * whole if whole <= MOST_SEGMENT else 1
+
+
+def formats_of(infos: Sequence[TensorInfo]) -> list[str]:
+    """What kernels that lay out experts are compiled for."""
+    formats = [f"-DUP_FORMAT={_format(infos[0])}", f"-DDOWN_FORMAT={_format(infos[2])}"]
+    return [*formats, "-DSCALES_APART"] if scales_apart(infos) else formats
 
 
 def _format(info: TensorInfo) -> str:

@@ -20,6 +20,7 @@ class TierCounters:
     passed: int = 0  # of the misses: brought to the device for the rows of a long step
     on_host: int = 0  # of the misses: computed by the host
     link_bytes: int = 0
+    expected_seconds: float = 0.0  # what was brought and computed should have taken, each turn by itself
     host_seconds: float = 0.0  # computing
     idle_seconds: float = 0.0  # waiting for the device to say which experts
     disk_stall_seconds: float = 0.0  # waiting for the disk

@@ -8,12 +8,22 @@ expert passes through the device, the next ones being copied while those before 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.backend.base import Array, DividedLease, ExpertSlots, ExpertTable, HostExpert, OpenTable, Wave
+from penstock.backend.base import (
+    Array,
+    AtHand,
+    DividedLease,
+    ExpertSlots,
+    ExpertTable,
+    HostExpert,
+    OpenTable,
+    Wave,
+)
 from penstock.storage.heat import ExpertMap, Heat
 from penstock.storage.policies import Key
 from penstock.storage.store import ExpertStore
@@ -61,7 +71,7 @@ class TieredExperts(ExpertStore):
         self.recorder, self.source = recorder, host.source
         self.heat = Heat(self.source.blocks, self.source.experts)
         self.places = np.full(self.source.experts, -1, np.int32)
-        self.pacer = Pacer(counters, division, self.source.checkpoint.config.layer_count)
+        self.pacer = Pacer(counters, self.source.checkpoint.config.layer_count)
         self._long_rows = 0  # of the longest step since the last short one
         self._lent = self._withheld = 0  # bytes of the device
         self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
@@ -210,8 +220,6 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
     def __init__(self, store: TieredExperts, block: int, pool: Pool):
         self.store, self.block, self.pool = store, block, pool
         self.slots, self.places = pool.slots, store.places
-        self.at_hand = store.host.cache is None
-        self._base = block * store.source.experts
         self._bytes = store.expert_bytes(block)
         self._name = store.source.blocks[block]
         self._asked: NDArray[np.int64] | None = None  # and not yet settled
@@ -222,28 +230,40 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
 
     def __exit__(self, *_: object) -> None: ...
 
+    @cached_property
+    def at_hand(self) -> AtHand | None:
+        host = self.store.host
+        if not isinstance(host, MappedTier) or not host.pinned:
+            return None
+        return host.at_hand(self.pool.placement.address, self.block)
+
+    def begin(self, rows: int) -> None:
+        if self.pool.placement.passing:
+            self.pool.passing.forget()
+        self.store.pacer.turn(self.block, rows)
+        self.pool.placement.begin_turn()
+
+    def make_room(self) -> None:
+        self.pool.placement.make_room(self.block)
+
+    def taken(self, ids: NDArray[np.int64], computing: float) -> None:
+        self.pool.placement.decided(self.block)
+        self.store.counters.host_seconds += computing
+        self._asked = ids
+
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
         placement, places = self.pool.placement, self.places
-        if placement.passing:
-            self.pool.passing.forget()
-        self.store.pacer.turn(self.block, len(ids))
-        numbers = sorted(set(ids.ravel().tolist()))
-        turn = placement.turn(self.block, numbers, len(ids))
+        self.begin(len(ids))
+        turn = placement.turn(self.block, sorted(set(ids.ravel().tolist())), len(ids))
         self._asked = ids.copy()  # the next layer's will come to the same place
         places.fill(-1)
-        base, slot_of = self._base, placement.slot_of
-        for number in turn.here:
-            places[number] = slot_of[base + number]
+        places[turn.here] = placement.slots_of(self.block)[turn.here]
+        places[list(turn.bring)] = list(turn.bring.values())
         if not (turn.bring or turn.host):
             return
-        for number, slot in turn.bring.items():
-            places[number] = slot
         coming = dict(turn.bring)
         try:
-            if isinstance(self.store.host, MappedTier):
-                yield from self._at_hand(self.store.host, turn)
-            else:
-                yield from self._as_it_comes(turn, coming)
+            yield from self._as_it_comes(turn, coming)
         except BaseException:
             placement.lost(self.block, list(coming))
             raise
@@ -272,14 +292,6 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         store.heat.use(self._name, ids)
         if store.recorder is not None:
             store.recorder.record(self.block, rows, numbers)
-
-    def _at_hand(self, host: MappedTier, turn: Turn) -> Iterator[ExpertTable]:
-        """Everything is in memory: copies first, then what is computed meanwhile."""
-        base, slots = self._base, self.slots
-        for number, slot in turn.bring.items():
-            slots.bring(slot, host.expert(base + number))
-        if turn.host:
-            yield from self._own({number: host.expert(base + number) for number in turn.host})
 
     def _own(self, experts: dict[int, HostExpert]) -> Iterator[ExpertTable]:
         """A table for the host."""
@@ -330,11 +342,7 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         count = int(rows.sum()) // placement.used
         self._note(numbers, count, np.array(numbers, np.int64))
         missing = placement.long_turn(self.block, numbers, count)
-        self.places.fill(-1)
-        for number in numbers:
-            slot = placement.slot_of.get(self._base + number)
-            if slot is not None:
-                self.places[number] = slot
+        self.places[:] = placement.slots_of(self.block)
         store.counters.link_bytes += len(missing) * self._bytes
         store.host.forget(placement.spared(self.block, missing))
         most = 4 * len(numbers) >= 3 * store.source.experts

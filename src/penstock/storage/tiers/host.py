@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from penstock.backend.base import Backend, Bytes, DeviceExpert, HostExpert
+import numpy as np
+
+from penstock.backend.base import AtHand, Bytes, DeviceExpert, HostExpert
+from penstock.backend.device import HostBackend
 from penstock.storage.cache import Cache
 from penstock.storage.policies import Key
 from penstock.storage.source import ExpertSource
@@ -49,9 +52,10 @@ class MappedTier(HostTier):
 
     cache = None
 
-    def __init__(self, source: ExpertSource, backend: Backend):
+    def __init__(self, source: ExpertSource, backend: HostBackend):
         self.source, self._backend = source, backend
         self._experts: dict[Key, HostExpert] = {}  # those that were used
+        self.pinned = False  # so that a device finds them by itself
 
     def expert(self, key: Key) -> HostExpert:
         found = self._experts.get(key)
@@ -66,6 +70,15 @@ class MappedTier(HostTier):
         del many, hold  # nothing ever goes
         base = block * self.source.experts
         return nullcontext(iter(({number: self.expert(base + number) for number in numbers},)))
+
+    def at_hand(self, placement: int, block: int) -> AtHand:
+        """A block whose slots are described at `placement`."""
+        count = self.source.experts
+        experts = [self.expert(block * count + number) for number in range(count)]
+        table = self._backend.expert_table(count)
+        for number, expert in enumerate(experts):
+            table.put(number, expert)
+        return AtHand(placement, block, table, np.array([expert.parts for expert in experts], np.uint64))
 
     def describe(self) -> None:
         """All experts, so that no step has to do it."""

@@ -52,6 +52,7 @@ def open_tiers(
             kind.slots,
             division,
             counters,
+            blocks=len(source.blocks),
             experts=source.experts,
             used=used,
             memory=host.cache,
@@ -108,12 +109,14 @@ class Tiers:
 
     def _pin(self) -> None:
         """All of a mapped file; slots that are filled from disk are pinned one by one."""
-        if isinstance(self.experts.host, MappedTier):
-            extents = self.experts.host.extents()
+        host = self.experts.host
+        if isinstance(host, MappedTier):
+            extents = host.extents()
             with ThreadPoolExecutor(PINNERS, "penstock-pin") as pool:
                 pinned = pool.map(self._backend.pin, extents)
-                self.experts.host.describe()  # meanwhile
+                host.describe()  # meanwhile
                 self._pinned = [memory for memory, done in zip(extents, pinned, strict=True) if done]
+            host.pinned = len(self._pinned) == len(extents) and self._backend.reaches_host
 
     def begin_step(self, rows: int) -> None:
         if self.experts.begin_step(rows):
@@ -169,5 +172,6 @@ def measure_division(store: TieredExperts, backend: DeviceBackend) -> Times:
     begin = time.perf_counter()
     with store.host.sample([number * source.experts // count for number in range(count)]) as experts:
         reading = time.perf_counter() - begin
-        seconds = backend.expert_seconds(pool.slots, experts)
+        at_hand = isinstance(store.host, MappedTier) and store.host.pinned
+        seconds = backend.expert_seconds(pool.slots, experts, at_hand)
     return Times.measured(seconds, reading / count if cache is not None else 0.0)

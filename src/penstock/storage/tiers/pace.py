@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from penstock.machine.notes import recall, remember
 from penstock.storage.plan import Plan
 from penstock.storage.tiers.counters import TierCounters
-from penstock.storage.tiers.division import Division, Times
+from penstock.storage.tiers.division import Times
 
 NOTES: Final = "tiers"
 ENOUGH: Final = 16  # tokens, before anything is believed
@@ -18,8 +18,8 @@ KEPT: Final = 256  # tokens, the latest ones
 
 
 class Pace(NamedTuple):
-    """device: seconds of a token that the device computes; turn: seconds of a layer in which it waits for the host,
-    which neither computes nor asks for copies"""
+    """device: seconds of a token that the device computes; turn: seconds of a layer in which it waits for more than
+    experts should take that are copied, or computed by the host"""
 
     device: float
     turn: float
@@ -28,8 +28,8 @@ class Pace(NamedTuple):
 class Pacer:
     """Watches tokens that come one by one."""
 
-    def __init__(self, counters: TierCounters, division: Division, layers: int):
-        self._counters, self._division, self._layers = counters, division, layers
+    def __init__(self, counters: TierCounters, layers: int):
+        self._counters, self._layers = counters, layers
         self._begin: tuple[float, ...] | None = None
         self._turns = 0
         self._paces: deque[Pace] = deque(maxlen=KEPT)
@@ -48,12 +48,10 @@ class Pacer:
 
     def _now(self) -> tuple[float, ...]:
         c = self._counters
-        return time.perf_counter(), c.host_stall_seconds, c.link_stall_seconds, c.host_seconds, c.copied
+        return time.perf_counter(), c.host_stall_seconds + c.link_stall_seconds, c.expected_seconds
 
-    def _add(self, seconds: float, host: float, link: float, computing: float, copied: float) -> None:
-        asking = copied * self._division.times.ask
-        turn = max(0.0, host - computing - asking) / self._layers
-        self._paces.append(Pace(max(0.0, seconds - host - link), turn))
+    def _add(self, seconds: float, waiting: float, expected: float) -> None:
+        self._paces.append(Pace(max(0.0, seconds - waiting), max(0.0, waiting - expected) / self._layers))
 
     @property
     def pace(self) -> Pace | None:
@@ -68,16 +66,16 @@ def note(plan: Plan, device: str, pace: Pace, times: Times) -> None:
     remember(
         NOTES,
         _key(plan, device),
-        {"pace": list(pace), "times": [times.link, times.disk, times.ask, times.call, *times.host]},
+        {"pace": list(pace), "times": [times.link, times.disk, times.call, *times.host]},
     )
 
 
 def noted(plan: Plan, device: str) -> tuple[Pace, Times] | None:
     """What an earlier run of such a model on this device has found."""
     match recall(NOTES).get(_key(plan, device)):
-        case {"pace": list(pace), "times": list(times)} if _sound(pace, 2) and _sound(times, 7):
-            link, disk, ask, call, *host = times
-            return Pace(*pace), Times(link, tuple(host), disk, ask, call)
+        case {"pace": list(pace), "times": list(times)} if _sound(pace, 2) and _sound(times, 6):
+            link, disk, call, *host = times
+            return Pace(*pace), Times(link, tuple(host), disk, call)
     return None
 
 

@@ -1,13 +1,19 @@
 """Which experts are in a device's slots, and what becomes of those that are not: bookkeeping without memory.
 
-The engine and the replay of traces share it, so both count the same.  A turn only decides: what follows from it for
-the cache and the counters is settled later, while the device computes.  So a few slots are always free.
+The engine and the replay of traces share it, so both count the same.  A turn only decides, in native code
+(`native/tiers.h`): what follows from it for the cache and the counters is settled later, while the device computes.
+So a few slots are always free.
 """
 
-from collections import defaultdict
+import ctypes
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.native import structs
+from penstock.native.library import native
 from penstock.storage.cache import Cache
 from penstock.storage.gate import Gate
 from penstock.storage.policies import Key, make_policy
@@ -37,19 +43,13 @@ class Turn(NamedTuple):
     host: list[int]  # to be computed by the host
 
 
-class _Unsettled(NamedTuple):
-    """A turn of which the cache does not know yet."""
-
-    base: int
-    numbers: Sequence[int]
-    turn: Turn
-    on_disk: int
-    admitted: bool  # the cache knows
+_HERE, _BRING, _HOST = range(3)  # what becomes of an expert
 
 
 class Placement:
     """Experts of one kind and the slots of a device that hold some of them.
 
+    blocks      of the model, those whose experts are of another kind too
     memory      what the host holds; None: all of them
     used        experts of a token
     passing     slots through which experts of long steps pass; those of the cache give way to them meanwhile
@@ -64,6 +64,7 @@ class Placement:
         division: Division,
         counters: TierCounters,
         *,
+        blocks: int,
         experts: int,
         used: int,
         memory: Cache | None = None,
@@ -75,19 +76,30 @@ class Placement:
         self.cache = Cache(_capacity(slots), make_policy(policy, slots), lambda _: 1)
         self.division, self.counters, self.memory = division, counters, memory
         self.experts, self.used = experts, used
-        self.slot_of: dict[Key, int] = {}
-        self.free = list(range(slots - 1, -1, -1))
+        self._slot_of = np.full(blocks * experts, -1, np.int32)
+        self._ahead = np.full(
+            blocks * experts, -1, np.int32
+        )  # slots of experts that nobody has asked for yet
+        self._uses = np.zeros(blocks * experts, np.int32)
+        self._numbers, self._fates = np.zeros((2, experts), np.int32)
+        arrays = (self._slot_of, self._ahead, self._uses, self._numbers, self._fates)
+        *keys, numbers, fates = (array.ctypes.data for array in arrays)
+        self._described = structs.Placement(
+            division.address, *keys, None, experts, used, self.cache.capacity, 0, 0, numbers, fates
+        )
+        self.address = ctypes.addressof(self._described)
         self.passing: list[int] = []  # slots of long steps, while there are any
         self._passing, self._slots = passing, slots
         self._long_slots = slots if long_slots is None else long_slots
         self._chunk, self._step = chunk, step
         self.left = slots  # by the long step under way
-        self._uses: dict[Key, int] = defaultdict(int)
         self._counted = 0
-        self._unsettled: _Unsettled | None = None
-        self._ahead: dict[Key, int] = {}  # slots of experts that nobody has asked for yet
+        self._decided: int | None = None  # the block that a turn was for, until the cache knows of it
+        self._admitted = False  # whether it knows already
+        self._guessed: list[Key] = []  # what was brought ahead, until their block's turn is settled
         self.gate = Gate(WORTH)
         self._double: dict[Key, None] = {}  # are in the host's memory too, those that came first in front
+        self._all_free(slots)
 
     @property
     def slots(self) -> int:
@@ -97,112 +109,157 @@ class Placement:
     def long_slots(self) -> int:
         return self._long_slots
 
+    @property
+    def slot_of(self) -> dict[Key, int]:
+        """Who is where."""
+        keys = np.flatnonzero(self._slot_of >= 0)
+        return dict(zip(keys.tolist(), self._slot_of[keys].tolist(), strict=True))
+
+    @property
+    def free(self) -> list[int]:
+        """Slots that nobody has, the last one to go first."""
+        found: list[int] = self._free[: self._described.free_count].tolist()
+        return found
+
+    def slots_of(self, block: int) -> NDArray[np.int32]:
+        """Of each of its experts; −1: none."""
+        return self._slot_of[block * self.experts : (block + 1) * self.experts]
+
+    def _take(self) -> int:
+        count = self._described.free_count = self._described.free_count - 1
+        return int(self._free[count])
+
+    def _give(self, slot: int) -> None:
+        count = self._described.free_count
+        self._free[count] = slot
+        self._described.free_count = count + 1
+
     def reserve(self, key: Key) -> int:
         """A slot for an expert that is brought before anybody needs it, and stays."""
         self.settle()
         self._admit([key])
-        self.slot_of[key] = self.free.pop()
+        slot = self._take()
+        self._slot_of[key] = slot
         self._both([key])
-        return self.slot_of[key]
+        return slot
 
     # ── steps of few rows ─────────────────────────────────────────────────────────────────────────────────
 
     def turn(self, block: int, numbers: Sequence[int], rows: int) -> Turn:
         """What becomes of the experts that a layer needs; numbers ascend."""
+        self.begin_turn()
+        ids = np.array(numbers, np.int64)
+        absent = None
+        if self.memory is not None:
+            absent = np.zeros(self.experts, np.uint8)
+            absent[ids] = [block * self.experts + number not in self.memory for number in numbers]
+        found = native().ps_decide(
+            *(self.address, block, ids.ctypes.data, len(ids), rows),
+            None if absent is None else absent.ctypes.data,
+        )
+        if not found:
+            self.make_room(block)
+            native().ps_take_slots(self.address, block)
+        self.decided(block)
+        fates, slot_of = self._fates[: len(ids)], self.slots_of(block)
+        here, bring, host = (ids[fates == fate].tolist() for fate in (_HERE, _BRING, _HOST))
+        return Turn(here, {number: int(slot_of[number]) for number in bring}, host)
+
+    def begin_turn(self) -> None:
+        """A turn is about to be decided."""
         self.settle()
         self.end_long()
-        base, slot_of = block * self.experts, self.slot_of
-        here: list[int] = []
-        missing: list[int] = []
-        if self._ahead:
-            self._claim([base + number for number in numbers])
-        for number in numbers:
-            (here if base + number in slot_of else missing).append(number)
-        host, bring, on_disk, admitted = list[int](), dict[int, int](), 0, False
-        if missing:
-            on_disk = self._on_disk(base, missing)
-            host = self._share(base, missing, on_disk, len(numbers), rows)
-            if len(missing) - len(host) > len(self.free):
-                self._admit([base + number for number in numbers if number not in host])
-                admitted = True
-            for number in missing:
-                if number not in host:
-                    slot_of[base + number] = bring[number] = self.free.pop()
-        found = Turn(here, bring, host)
-        self._unsettled = _Unsettled(base, numbers, found, on_disk, admitted)
-        return found
 
-    def _share(self, base: int, missing: list[int], on_disk: int, count: int, rows: int) -> list[int]:
-        """Of the missing experts, those that the host computes."""
-        share = self.division.host_share(len(missing), on_disk, max(1.0, rows * self.used / count))
-        share = max(share, count - self.cache.capacity)  # what there is no slot for
-        if not 0 < share < len(missing):
-            return missing if share else []
-        # Those that are used least stay where they are: what the link has carried is to be worth it.
-        uses = self._uses
-        return sorted(sorted(missing, key=lambda number: (uses[base + number], number))[:share])
+    def decided(self, block: int) -> None:
+        """A turn of this block has been."""
+        if self._decided is None:
+            self._decided, self._admitted = block, False
+
+    def make_room(self, block: int) -> None:
+        """A turn of this block has been decided, and fewer slots are free than it needs."""
+        self._decided, self._admitted = block, True
+        self._admit(self._kept())
+
+    def _kept(self) -> list[Key]:
+        """What the device has, or will have, of the turn that was decided."""
+        assert self._decided is not None
+        base, count = self._decided * self.experts, self._described.count
+        numbers, fates = self._numbers[:count].tolist(), self._fates[:count].tolist()
+        return [base + number for number, fate in zip(numbers, fates, strict=True) if fate != _HOST]
 
     def ahead(self, block: int, numbers: Sequence[int], most: int) -> dict[int, int]:
         """Slots for those of these experts that the block's next turn is likely to miss, at most so many.  Until then
         they belong to nobody; what is not needed after all leaves its slot when that turn is settled."""
-        base, found = block * self.experts, dict[int, int]()
+        found, described = dict[int, int](), self._described
         for number in numbers:
-            if len(found) == most or not self.free or len(self._ahead) == SPARE:
+            if len(found) == most or not described.free_count or len(self._guessed) == SPARE:
                 break
-            key = base + number
-            if key not in self.slot_of and key not in self._ahead:
-                self._ahead[key] = found[number] = self.free.pop()
+            key = block * self.experts + number
+            if self._slot_of[key] < 0 and self._ahead[key] < 0:
+                found[number] = slot = self._take()
+                self._ahead[key] = slot
+                self._guessed.append(key)
+        described.ahead_count += len(found)
         return found
 
-    def _claim(self, keys: Sequence[Key]) -> None:
-        """What was brought ahead and is needed now."""
-        for key in keys:
-            slot = self._ahead.pop(key, None)
-            if slot is not None:
-                self.slot_of[key] = slot
-                self.counters.ahead_right += 1
-                self.gate.judge(right=True)
-
-    def _leave_ahead(self, block: int) -> None:
+    def _judge_guesses(self, block: int) -> None:
         """What was brought ahead for a block and not needed leaves its slot.  By the next turn it is there."""
-        for key in [key for key in self._ahead if key // self.experts == block]:
-            self.free.append(self._ahead.pop(key))
-            self.counters.ahead_wrong += 1
-            self.gate.judge(right=False)
+        right = self._described.claimed
+        self.counters.ahead_right += right
+        for _ in range(right):
+            self.gate.judge(right=True)
+        for key in [key for key in self._guessed if key // self.experts == block]:
+            self._guessed.remove(key)
+            slot = int(self._ahead[key])
+            if slot >= 0:
+                self._ahead[key] = -1
+                self._described.ahead_count -= 1
+                self._give(slot)
+                self.counters.ahead_wrong += 1
+                self.gate.judge(right=False)
 
     def settle(self) -> None:
         """The rest of a turn, which nobody has to wait for."""
-        if self._unsettled is None:
+        block = self._decided
+        if block is None:
             return
-        (base, numbers, (here, bring, host), on_disk, admitted), self._unsettled = self._unsettled, None
-        if self._ahead:
-            self._leave_ahead(base // self.experts)
-        if not admitted:
-            self._admit([base + number for number in numbers if number not in host])
-        self._both([base + number for number in bring])
-        for number in numbers:
-            self._uses[base + number] += 1
-        self._counted += len(numbers)
+        if self._guessed:
+            self._judge_guesses(block)
+        if not self._admitted:
+            self._admit(self._kept())
+        self._decided = None
+        described, counters = self._described, self.counters
+        count, bring, host, on_disk = described.count, described.bring, described.host, described.on_disk
+        numbers = self._numbers[:count] + block * self.experts
+        if self.memory is not None and bring:
+            self._both(numbers[self._fates[:count] == _BRING].tolist())
+        self._uses[numbers] += 1
+        self._counted += count
         if self._counted >= HALVED_AFTER * self._slots:
             self._counted = 0
-            for key, count in self._uses.items():
-                self._uses[key] = count // 2
-        counters = self.counters
-        missing = len(bring) + len(host)
-        counters.device_hits += len(here)
+            self._uses >>= 1
+        missing = bring + host
+        counters.device_hits += count - missing
         counters.device_misses += missing
         counters.memory_hits += missing - on_disk
         counters.disk_reads += on_disk
-        counters.copied += len(bring)
-        counters.on_host += len(host)
+        counters.copied += bring
+        counters.on_host += host
+        counters.expected_seconds += described.ends
 
     def _admit(self, keys: list[Key]) -> None:
         """The cache has these, and whoever has to go for them leaves a slot."""
         for _, _, evicted, _ in self.cache.request(keys):
             for gone in evicted:
-                self._gone(gone)
-                self.free.append(self.slot_of.pop(gone))
-                self.counters.device_evictions += 1
+                self._leaves(gone)
+
+    def _leaves(self, key: Key) -> None:
+        """The device has it no more, and its slot is free."""
+        self._double.pop(key, None)
+        slot = int(self._slot_of[key])
+        self._slot_of[key] = -1
+        self._give(slot)
+        self.counters.device_evictions += 1
 
     def spared(self, block: int, numbers: Sequence[int]) -> list[Key]:
         """What the host may let go, because the device has it too, to make room for these experts.  Asked for before
@@ -229,17 +286,13 @@ class Placement:
         if self.memory is not None:
             self._double |= dict.fromkeys(keys)
 
-    def _gone(self, key: Key) -> None:
-        """The device has it no more."""
-        self._double.pop(key, None)
-
     def lost(self, block: int, numbers: Sequence[int]) -> None:
         """These were to be brought and have not been."""
         self.settle()
         for key in (block * self.experts + number for number in numbers):
             self.cache.drop(key)
-            self._gone(key)
-            self.free.append(self.slot_of.pop(key))
+            self._leaves(key)
+            self.counters.device_evictions -= 1
 
     def _on_disk(self, base: int, missing: Sequence[int]) -> int:
         return 0 if self.memory is None else sum(base + number not in self.memory for number in missing)
@@ -275,7 +328,7 @@ class Placement:
         count = min(self._passing, (left - 1) // 2 * 2)  # two halves, and one slot besides
         self._leave(left)
         self._shrink(left - count)
-        self.passing = [self.free.pop() for _ in range(count)]
+        self.passing = [self._take() for _ in range(count)]
 
     def _left_by(self, rows: int) -> int:
         """Slots whose memory a step of so many rows does not need."""
@@ -288,7 +341,7 @@ class Placement:
         if self.passing:
             self.passing = []
             self._all_free(self._slots)
-            self.cache.resize(_capacity(self._slots))
+            self._resize_cache(_capacity(self._slots))
 
     # ── less memory ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -302,20 +355,24 @@ class Placement:
 
     def _leave(self, slots: int) -> None:
         """Only the first so many are used.  Nothing is on its way to any."""
-        self._ahead.clear()
-        for key in [key for key, slot in self.slot_of.items() if slot >= slots]:
+        self._ahead[self._guessed] = -1
+        self._guessed.clear()
+        self._described.ahead_count = 0
+        for key in np.flatnonzero(self._slot_of >= slots).tolist():
             self.cache.drop(key)
-            self._gone(key)
-            del self.slot_of[key]
-            self.counters.device_evictions += 1
+            self._leaves(key)
         self._all_free(slots)
 
     def _all_free(self, slots: int) -> None:
-        taken = set(self.slot_of.values())
-        self.free = [slot for slot in range(slots - 1, -1, -1) if slot not in taken]
+        free = np.setdiff1d(np.arange(slots, dtype=np.int32), self._slot_of)[::-1]
+        self._free = np.zeros(slots, np.int32)
+        self._free[: len(free)] = free
+        self._described.free, self._described.free_count = self._free.ctypes.data, len(free)
 
     def _shrink(self, slots: int) -> None:
-        for key in self.cache.resize(max(1, slots)):
-            self._gone(key)
-            self.free.append(self.slot_of.pop(key))
-            self.counters.device_evictions += 1
+        for key in self._resize_cache(max(1, slots)):
+            self._leaves(key)
+
+    def _resize_cache(self, slots: int) -> list[Key]:
+        self._described.capacity = slots
+        return self.cache.resize(slots)

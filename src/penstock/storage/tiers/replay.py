@@ -43,6 +43,7 @@ def replay_tiers(
             each.count,
             division,
             counters,
+            blocks=len(header.block_bytes),
             experts=header.experts,
             used=used,
             memory=cache,

@@ -3,13 +3,14 @@
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from penstock.backend import deepseek_v4 as v4
 from penstock.backend.base import DividedLease
 from penstock.backend.cuda.deepseek_v4.batch import Launch, StepMemory, padded, run
 from penstock.backend.cuda.dense import Dense
-from penstock.backend.cuda.exchange import Exchange, Receive, Send
+from penstock.backend.cuda.exchange import Exchange, Receive, Send, check
 from penstock.backend.cuda.experts import Down, Up, shared_comes_along, up_forms
 from penstock.backend.cuda.experts_many import ManyExperts, many_memory
 from penstock.backend.cuda.inputs import FLOATS, DigitVectors, Image, few_rows, forms_of
@@ -59,14 +60,18 @@ class Divided:
         shape = (self._rows, routing.count, router.gate.rows, spec.hidden)
         self._exchange = workspace.once(("exchange", *shape), lambda: Exchange(*shape))
         sent = self._exchange
-        self._share: HostShare = workspace.once(
+        share: HostShare = workspace.once(
             ("host share", *shape, spec.limit),
             lambda: beside.share(sent.x, sent.ids, sent.weights, sent.host_sum, spec.limit),
         )
+        self._share, layer, pull = share, lease.at_hand, None
+        self._turns = None if layer is None else share.turns(sent.meeting(lease.slots), layer)
+        if layer is not None:
+            pull = lease.slots.pull(torch.from_numpy(layer.sources.view(np.int64)).cuda())
         self._before: list[Launch] = []
         self._meanwhile: list[Launch] = []  # what the host need not wait for
-        self._after: list[Launch] = [Receive(self._exchange, lease.slots.arrived)]
-        self._turn = Turn(self._answer, self._exchange.give_up, lease.at_hand)
+        self._after: list[Launch] = [Receive(self._exchange, lease.slots, pull)]
+        self._turn = Turn(self._answer, self._exchange.give_up, layer is not None)
         for a, b, image in images:
             self._add(a, b, image, lease.slots)
         out = workspace.take("experts", spec.hidden)[: self._rows]
@@ -142,19 +147,26 @@ class Divided:
         later, self._memory.later = self._memory.later, lease.settle
         if later is not None:
             later()  # of the layer before
-        begin = time.perf_counter()
-        exchange.wait()
-        idle = time.perf_counter() - begin
+        turn = exchange.next()
         rows = live if padded(live) == self._rows else self._rows
-        out = exchange.host_sum
-        computed = self._share.run(lease.turn(exchange.ids[:rows]), rows, lease.at_hand)
-        if computed and rows < self._rows:
-            out[rows:] = out[rows - 1]  # rows behind the last repeat it
-        assert isinstance(lease.slots, CudaExpertSlots)
-        exchange.answer(lease.places, computed, lease.slots.arrivals)
+        turns = self._turns
+        idle = self._answer_in_python(rows) if turns is None else turns.take(turn, rows, lease, check)
         lease.waited(idle, *exchange.waits())
         if self._next is not None:
             lease.ahead(exchange.likely)
+
+    def _answer_in_python(self, rows: int) -> float:
+        """Where experts may have to come from disk."""
+        exchange, lease = self._exchange, self._lease
+        begin = time.perf_counter()
+        exchange.wait()
+        idle, out = time.perf_counter() - begin, exchange.host_sum
+        computed = self._share.run(lease.turn(exchange.ids[:rows]), rows)
+        if computed and rows < self._rows:
+            out[rows:] = out[rows - 1]  # rows behind the last repeat it
+        assert isinstance(lease.slots, CudaExpertSlots)
+        exchange.answer(lease.slots, lease.places, computed)
+        return idle
 
 
 def divided_forms(shared: CudaExpert, router: "CudaRouter", slots: CudaExpertSlots, rows: int) -> int:

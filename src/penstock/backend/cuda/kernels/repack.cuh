@@ -17,23 +17,27 @@ struct StoredRows {
     const u8* row[2];  // rows g and g + 8 of the tile, null behind the last
     long long bytes;
 
+    // Of the tile that begins with row `first` of `count`; raw: where row 0 is
+    PS_DEVICE StoredRows(const u8* raw, long long bytes, int first, int count) : bytes(bytes) {
+        for (int h = 0; h < 2; h++) {
+            const long long at = first + threadIdx.x % WARP / 4 + 8 * h;
+            row[h] = at < count ? raw + at * bytes : nullptr;
+        }
+    }
+
     PS_DEVICE u32 byte(int half, long long at) const { return row[half] && at < bytes ? row[half][at] : 0u; }
     PS_DEVICE u32 word16(int half, long long at) const { return byte(half, at) | byte(half, at + 1) << 8; }
     PS_DEVICE u32 word32(int half, long long at) const { return word16(half, at) | word16(half, at + 2) << 16; }
 };
 
-// index: of the cell
+PS_DEVICE u8* cell_at(const Repack& p, int tile, int cell, int cell_bytes) {
+    return p.out + (static_cast<size_t>(tile) * p.tile_cells + p.first_cell + cell) * cell_bytes;
+}
+
+// One warp: a cell of a tile.
 template <int FORMAT>
-PS_DEVICE void repack(const Repack& p, long long index) {
+PS_DEVICE void lay_out(const StoredRows& src, int cell, u8* out) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    if (index >= static_cast<long long>(p.tiles) * p.cells) return;
-    const int tile = static_cast<int>(index / p.cells), cell = static_cast<int>(index % p.cells);
-    StoredRows src = {{nullptr, nullptr}, p.row_bytes};
-    for (int h = 0; h < 2; h++) {
-        const long long row = static_cast<long long>(tile) * 16 + g + 8 * h;
-        if (row < p.rows) src.row[h] = p.raw + row * p.row_bytes;
-    }
-    u8* out = p.out + (static_cast<size_t>(tile) * p.tile_cells + p.first_cell + cell) * cell_bytes(FORMAT);
     u32* out32 = reinterpret_cast<u32*>(out);
     u16* out16 = reinterpret_cast<u16*>(out);
     if constexpr (FORMAT == Q8_0) {
@@ -142,4 +146,28 @@ PS_DEVICE void repack(const Repack& p, long long index) {
             if (t < 2) out[2048 + g * 16 + t * 8 + i] = static_cast<u8>(src.byte(t, at));
         }
     }
+}
+
+// Of FP4 whose scales lie apart: two neighbours to a byte, the first in the low half → a cell of MXFP4.
+PS_DEVICE void lay_out_fp4(const StoredRows& codes, const StoredRows& scales, int cell, u8* out) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    u32* out32 = reinterpret_cast<u32*>(out);
+    for (int i = 0; i < STEPS; i++) {
+        const long long block = static_cast<long long>(cell) * STEPS + i;
+        u32 words[2] = {0, 0};
+        for (int half = 0; half < 2; half++) {
+            for (int pair = 0; pair < 4; pair++)  // columns 8 t + 2 pair and the next
+                words[pair / 2] |= codes.byte(half, block * 16 + 4 * t + pair) << (half * 16 + pair % 2 * 8);
+            if (t == half) out[2048 + g * 16 + half * 8 + i] = static_cast<u8>(scales.byte(half, block));
+        }
+        for (int k = 0; k < 2; k++) out32[i / 2 * 128 + lane * 4 + i % 2 * 2 + k] = words[k];
+    }
+}
+
+// index: of the cell
+template <int FORMAT>
+PS_DEVICE void repack(const Repack& p, long long index) {
+    if (index >= static_cast<long long>(p.tiles) * p.cells) return;
+    const int tile = static_cast<int>(index / p.cells), cell = static_cast<int>(index % p.cells);
+    lay_out<FORMAT>(StoredRows(p.raw, p.row_bytes, tile * 16, p.rows), cell, cell_at(p, tile, cell, cell_bytes(FORMAT)));
 }
