@@ -1,7 +1,6 @@
 """Hyper-connections of many rows, as calls of kernels/prefill_hyper.cu."""
 
 import ctypes
-from typing import NamedTuple
 
 import torch
 
@@ -13,10 +12,8 @@ from penstock.backend.cuda.prefill_products import HalfRows, HalfRowsArgument
 STREAMS, MIX = 4, 24  # streams, and coefficients of a mix: pre 4, post 4, comb 16
 MAX_HIDDEN = 8192
 _ROWS, _PARTIAL = 16, 32
-_STAGE, _SUMS = 10 * 32 * 16, 16 * 25 * 4  # bytes of STAGED_BYTES and SUM_BYTES, of a warp
-_PART = 80 << 10  # of the mixing matrix, at most: what is left of a block's shared memory
-_SHAPES = ((8, 3), (8, 2), (4, 2))  # warps of a block, and stages of each
-_MIXED = 32  # rows of a block of `mix_rows`
+_STAGED = 2 * 10 * 32 * 16 + 16 * 25 * 4  # STAGED_BYTES and SUM_BYTES, of a warp
+_PART = 112 << 10  # of the mixing matrix, at most: what is left of a block's shared memory
 
 
 class _LeaveRows(ctypes.Structure):
@@ -26,37 +23,18 @@ class _LeaveRows(ctypes.Structure):
     )  # fmt: skip
 
 
-class _MixRows(ctypes.Structure):
-    _fields_ = (
-        ("partial", VOID), ("base", VOID), ("scale", VOID), ("coefficients", VOID), ("rows", INT), ("hidden", INT),
-        ("splits", INT), ("iterations", INT), ("eps", FLOAT), ("hc_eps", FLOAT),
-    )  # fmt: skip
-
-
 class _CollapseRows(ctypes.Structure):
     _fields_ = (
-        ("streams", VOID), ("coefficients", VOID), ("norm", VOID), ("out", HalfRowsArgument), ("hidden", INT),
+        ("streams", VOID), ("partial", VOID), ("base", VOID), ("scale", VOID), ("coefficients", VOID), ("norm", VOID),
+        ("out", HalfRowsArgument), ("rows", INT), ("hidden", INT), ("splits", INT), ("iterations", INT),
         ("eps", FLOAT),
+        ("hc_eps", FLOAT),
     )  # fmt: skip
 
 
-class _Shape(NamedTuple):
-    warps: int
-    stages: int
-
-    @property
-    def staged(self) -> int:
-        """Bytes of a block's shared memory, besides the matrix."""
-        return self.warps * (self.stages * _STAGE + _SUMS)
-
-
-def _shape() -> _Shape:
-    """The first that leaves room for half of such a part; else the last."""
-    shapes = [_Shape(*each) for each in _SHAPES]
-    return next(
-        (each for each in shapes if card().shared_limit - each.staged > _PART // 2),
-        shapes[-1],
-    )
+def _warps() -> int:
+    """Of a block: eight, or four where eight would leave less than half of that."""
+    return 8 if card().shared_limit - 8 * _STAGED > _PART // 2 else 4
 
 
 def _part(hidden: int, splits: int, size: int) -> int:
@@ -69,7 +47,7 @@ def splits(hidden: int, fn: torch.dtype) -> int:
     """Into how many the channels are divided: by the shape and the kind of card alone, because the order of sums
     follows from it."""
     size = torch.empty(0, dtype=fn).element_size()
-    room = min(_PART, card().shared_limit - _shape().staged)
+    room = min(_PART, card().shared_limit - _warps() * _STAGED)
     return next(n for n in range(1, 1 << 20) if _part(hidden, n, size) <= room)
 
 
@@ -91,11 +69,11 @@ def leave_and_mix(
         address(streams), address(y), address(coefficients), address(fn), address(partial), int(f32), MIX, rows,
         hidden,
     )  # fmt: skip
-    parts, shape = partial.shape[0] if partial is not None else 8, _shape()
-    shared = shape.staged + (_part(hidden, parts, fn.element_size()) if fn is not None else 0)
-    name = f"leave_and_mix_rows_{'f32' if f32 else 'f16'}_{shape.warps}_{shape.stages}"
+    parts, warps = partial.shape[0] if partial is not None else 8, _warps()
+    shared = warps * _STAGED + (_part(hidden, parts, fn.element_size()) if fn is not None else 0)
+    found = kernel("prefill_hyper.cu", f"leave_and_mix_rows_{'f32' if f32 else 'f16'}_{warps}", shared)
     blocks = min(-(-rows // _ROWS), max(1, card().multiprocessors // parts))
-    kernel("prefill_hyper.cu", name, shared).launch((blocks, parts), 32 * shape.warps, (argument,))
+    found.launch((blocks, parts), 32 * warps, (argument,))
 
 
 def collapse(
@@ -106,12 +84,8 @@ def collapse(
     rows, _, hidden = streams.shape
     if hidden > MAX_HIDDEN:
         raise ValueError(f"hyper-connections of {hidden} channels, at most {MAX_HIDDEN}")
-    mix = _MixRows(
-        address(partial), address(base), address(scale), address(coefficients), rows, hidden, partial.shape[0],
-        iterations, eps, hc_eps,
-    )  # fmt: skip
-    kernel("prefill_hyper.cu", "mix_rows").launch(-(-rows // _MIXED), 256, (mix,))
     argument = _CollapseRows(
-        address(streams), address(coefficients), address(norm), out.argument(), hidden, eps
-    )
+        address(streams), address(partial), address(base), address(scale), address(coefficients), address(norm),
+        out.argument(), rows, hidden, partial.shape[0], iterations, eps, hc_eps,
+    )  # fmt: skip
     kernel("prefill_hyper.cu", "collapse_rows").launch(rows, 256, (argument,))

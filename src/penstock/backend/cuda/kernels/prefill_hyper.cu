@@ -1,7 +1,6 @@
 // Hyper-connections of many rows (spec §3.2, §3.3): as hyper.cu, with the mixing product on the tensor cores.
 //
 // Floor: streams of 8,192 rows are 537 MB; read and written by `leave_and_mix_rows`, read again by `collapse_rows`: 0.4 ms at 4.5 TB/s.
-// `mix_rows` stands between them, because the coefficients of a row take a while: nobody waits for one row's.
 // The product, 24 outputs of 16,384 inputs, takes numbers as two tf32 parts (22 bits).
 #include "halves.cuh"
 #include "mma.cuh"
@@ -42,11 +41,11 @@ PS_DEVICE void load_four(const float* x, int at, int width, float (&v)[4]) {
 }
 
 // grid: (blocks, splits of the channels); shared memory: stages, sums, the split's part of fn.  A block has its part of the matrix for many
-// sixteens of rows; a warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.  Fewer warps and stages
-// leave more of a small shared memory to the matrix.
-template <bool F32_FN, int WARPS, int STAGES>
+// sixteens of rows; a warp has 16 channels of all streams at a time: lane 4g + t channels 4t … of rows g and g + 8.  Four warps leave more
+// of a small shared memory to the matrix.
+template <bool F32_FN, int WARPS>
 PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
-    constexpr int STAGED_BYTES = WARPS * STAGES * 10 * WARP * 16, SUM_BYTES = WARPS * ROWS * (MIX + 1) * 4;
+    constexpr int STAGED_BYTES = WARPS * 2 * 10 * WARP * 16, SUM_BYTES = WARPS * ROWS * (MIX + 1) * 4;
     extern __shared__ __align__(16) char staged[];
     using Sums = float[WARPS][ROWS][MIX + 1];
     Sums& sums = *reinterpret_cast<Sums*>(staged + STAGED_BYTES);
@@ -70,65 +69,47 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
         }
         __syncthreads();
     }
-    // What a lane needs of the next sixteens of channels, of this tile and those behind it, is on its way while these are worked on:
-    // [stages][row half][streams, y].  So are the next tile's coefficients.
-    char* own = staged + (warp * STAGES * 10 * WARP + lane) * 16;
-    int next_tile = blockIdx.x, next_block = first + warp, next_stage = 0;
-    auto fetch = [&] {
-        const int channel = next_block * 16 + 4 * t;
-#pragma unroll
-        for (int k = 0; k < 10; k++) {
-            const size_t row = min(next_tile * ROWS + g + k / 5 * 8, p.rows - 1);
-            const float* from = k % 5 < STREAMS ? p.streams + (row * STREAMS + k % 5) * p.hidden : p.y ? p.y + row * p.hidden : nullptr;
-            char* to = own + (next_stage * 10 + k) * WARP * 16;
-            if (from && next_block < end && p.hidden % 4 == 0 && channel < p.hidden) {
-                cp_async16(shared_address(to), from + channel);
-            } else {
-                float v[4] = {0, 0, 0, 0};
-                if (from && next_block < end) load_four(from, channel, p.hidden, v);
-                *reinterpret_cast<float4*>(to) = {v[0], v[1], v[2], v[3]};
-            }
-        }
-        cp_async_commit();
-        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
-        next_block += WARPS;
-        if (next_block >= end) next_block = first + warp, next_tile += gridDim.x;
-    };
-    struct Coefficients {
-        float4 post, comb[STREAMS];
-    };
-    Coefficients ahead[2];
-    auto look_up = [&](int tile) {
+    for (int tile = blockIdx.x; tile * ROWS < p.rows; tile += gridDim.x) {
+        int rows[2];
+        float post[2][STREAMS], comb[2][STREAMS][STREAMS];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int row = min(tile * ROWS + g + 8 * h, p.rows - 1);
-            const float4* c = reinterpret_cast<const float4*>(p.coefficients + static_cast<size_t>(row) * MIX);
-            ahead[h].post = c[1];
+            rows[h] = tile * ROWS + g + 8 * h;
+            const float4* c = reinterpret_cast<const float4*>(p.coefficients + static_cast<size_t>(min(rows[h], p.rows - 1)) * MIX);
+            if (!p.y) continue;
+            const float4 own = c[1];
+            post[h][0] = own.x, post[h][1] = own.y, post[h][2] = own.z, post[h][3] = own.w;
 #pragma unroll
-            for (int i = 0; i < STREAMS; i++) ahead[h].comb[i] = c[2 + i];
-        }
-    };
-    if (p.y) look_up(blockIdx.x);
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) fetch();
-    int stage = 0;
-    for (int tile = blockIdx.x; tile * ROWS < p.rows; tile += gridDim.x) {
-        const int rows[2] = {tile * ROWS + g, tile * ROWS + g + 8};
-        float post[2][STREAMS], comb[2][STREAMS][STREAMS];
-        if (p.y) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const auto four = [](float (&to)[4], const float4& from) { to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w; };
-                four(post[h], ahead[h].post);
-#pragma unroll
-                for (int i = 0; i < STREAMS; i++) four(comb[h][i], ahead[h].comb[i]);
+            for (int i = 0; i < STREAMS; i++) {
+                const float4 line = c[2 + i];
+                comb[h][i][0] = line.x, comb[h][i][1] = line.y, comb[h][i][2] = line.z, comb[h][i][3] = line.w;
             }
-            look_up(tile + gridDim.x);
         }
+        // What a lane needs of the next 16 channels is on its way while these are worked on: [two stages][row half][streams, y].
+        char* own = staged + (warp * 2 * 10 * WARP + lane) * 16;
+        auto fetch = [&](int block, int stage) {
+            const int channel = block * 16 + 4 * t;
+#pragma unroll
+            for (int k = 0; k < 10; k++) {
+                const size_t row = min(rows[k / 5], p.rows - 1);
+                const float* from = k % 5 < STREAMS ? p.streams + (row * STREAMS + k % 5) * p.hidden : p.y ? p.y + row * p.hidden : nullptr;
+                char* to = own + (stage * 10 + k) * WARP * 16;
+                if (from && block < end && p.hidden % 4 == 0 && channel < p.hidden) {
+                    cp_async16(shared_address(to), from + channel);
+                } else {
+                    float v[4] = {0, 0, 0, 0};
+                    if (from && block < end) load_four(from, channel, p.hidden, v);
+                    *reinterpret_cast<float4*>(to) = {v[0], v[1], v[2], v[3]};
+                }
+            }
+            cp_async_commit();
+        };
         float acc[3][4] = {}, squares[2] = {0, 0};
-        for (int block = first + warp; block < end; block += WARPS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-            fetch();
-            cp_async_wait<STAGES - 1>();
+        fetch(first + warp, 0);
+        int stage = 0;
+        for (int block = first + warp; block < end; block += WARPS, stage ^= 1) {
+            fetch(block + WARPS, stage ^ 1);
+            cp_async_wait<1>();
             const int channel = block * 16 + 4 * t;
             float v[STREAMS][2][4];  // [stream][row][channel]
 #pragma unroll
@@ -219,68 +200,20 @@ PS_DEVICE void leave_and_mix_rows(const LeaveRows& p) {
         __syncthreads();
     }
 }
-// leave_and_mix_rows_WARPS_STAGES
-#define LEAVE_AND_MIX(WARPS, STAGES)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) leave_and_mix_rows_f16_##WARPS##_##STAGES(const __grid_constant__ LeaveRows p) { \
-        leave_and_mix_rows<false, WARPS, STAGES>(p);                                                                                       \
-    }                                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) leave_and_mix_rows_f32_##WARPS##_##STAGES(const __grid_constant__ LeaveRows p) { \
-        leave_and_mix_rows<true, WARPS, STAGES>(p);                                                                                        \
-    }
-LEAVE_AND_MIX(8, 3)
-LEAVE_AND_MIX(8, 2)
-LEAVE_AND_MIX(4, 2)
-
-struct MixRows {
-    const float* partial;       // [splits, rows, 32]
-    const float *base, *scale;  // [24], [3]
-    float* coefficients;        // [rows, 24]
-    int rows, hidden, splits, iterations;
-    float eps, hc_eps;
-};
-
-// A block for 32 rows: a warp for four of them, then a thread for each.
-constexpr int MIXED = 32, MIX_WARPS = 8;
-extern "C" __global__ void __launch_bounds__(MIX_WARPS * WARP) mix_rows(const __grid_constant__ MixRows p) {
-    __shared__ __align__(16) float softened[MIXED][16 + 1];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
-    constexpr int EACH = MIXED / MIX_WARPS;
-    let_next_start();
-    wait_for_previous();
-    float mix[EACH] = {};
-#pragma unroll 4
-    for (int s = 0; s < p.splits; s++)
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            const int row = min(static_cast<int>(blockIdx.x) * MIXED + warp * EACH + k, p.rows - 1);
-            if (lane <= MIX) mix[k] += p.partial[(static_cast<size_t>(s) * p.rows + row) * PARTIAL + lane];
-        }
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        const int number = warp * EACH + k, row = blockIdx.x * MIXED + number;
-        const float squares = __shfl_sync(ALL, mix[k], MIX);
-        float own = 0;
-        if (lane < MIX) {
-            own = mix[k] / sqrtf(squares / static_cast<float>(STREAMS * p.hidden) + p.eps) * p.scale[group] + p.base[lane];
-            if (group < 2) own = sigmoid(own) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
-        }
-        if (lane < 8 && row < p.rows) p.coefficients[static_cast<size_t>(row) * MIX + lane] = own;
-        const float soft = soften(__shfl_sync(ALL, own, (lane & 15) + 8), p.hc_eps);
-        if (lane < 16) softened[number][lane] = soft;
-    }
-    __syncthreads();
-    const int row = blockIdx.x * MIXED + threadIdx.x;
-    if (threadIdx.x < MIXED && row < p.rows)
-        balance(softened[threadIdx.x], p.iterations, p.hc_eps, p.coefficients + static_cast<size_t>(row) * MIX + 8);
-}
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f16_8(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false, 8>(p); }
+extern "C" __global__ void __launch_bounds__(256) leave_and_mix_rows_f32_8(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true, 8>(p); }
+extern "C" __global__ void __launch_bounds__(128) leave_and_mix_rows_f16_4(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<false, 4>(p); }
+extern "C" __global__ void __launch_bounds__(128) leave_and_mix_rows_f32_4(const __grid_constant__ LeaveRows p) { leave_and_mix_rows<true, 4>(p); }
 
 struct CollapseRows {
-    const float* streams;       // [rows, 4, hidden]
-    const float* coefficients;  // [rows, 24]
-    const float* norm;          // [hidden]
+    const float* streams;  // [rows, 4, hidden]
+    const float* partial;  // [splits, rows, 32]
+    const float *base, *scale;  // [24], [3]
+    float* coefficients;   // [rows, 24]
+    const float* norm;     // [hidden]
     HalfRows out;
-    int hidden;
-    float eps;
+    int rows, hidden, splits, iterations;
+    float eps, hc_eps;
 };
 
 PS_DEVICE float2 load_two(const float* x, int at, int width) {
@@ -292,13 +225,36 @@ constexpr int CHUNKS = 4;  // of eight channels to a thread: at most 8,192 chann
 
 // One block a row
 extern "C" __global__ void __launch_bounds__(256) collapse_rows(const __grid_constant__ CollapseRows p) {
-    __shared__ float scratch[16];
-    const int row = blockIdx.x;
+    __shared__ float pre[STREAMS], scratch[16], logits[16];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x;
     const float* streams = p.streams + static_cast<size_t>(row) * STREAMS * p.hidden;
     let_next_start();
     wait_for_previous();
-    const float4 pre = *reinterpret_cast<const float4*>(p.coefficients + static_cast<size_t>(row) * MIX);
-    const float weights[STREAMS] = {pre.x, pre.y, pre.z, pre.w};
+    for (int line = threadIdx.x * 32; line < STREAMS * p.hidden; line += 256 * 32) prefetch(streams + line);  // while the mix is worked out
+    if (warp == 0) {
+        float mix = 0;
+        if (lane <= MIX)
+#pragma unroll 4
+            for (int s = 0; s < p.splits; s++) mix += p.partial[(static_cast<size_t>(s) * p.rows + row) * PARTIAL + lane];
+        const float squares = __shfl_sync(ALL, mix, MIX);
+        const int group = lane < 4 ? 0 : lane < 8 ? 1 : 2;
+        float own = 0;
+        if (lane < MIX) {
+            own = mix / sqrtf(squares / static_cast<float>(STREAMS * p.hidden) + p.eps) * p.scale[group] + p.base[lane];
+            if (group < 2) own = sigmoid(own) * (group ? 2.0f : 1.0f) + (group ? 0.0f : p.hc_eps);
+        }
+        if (lane < STREAMS) pre[lane] = own;
+        float* out = p.coefficients + static_cast<size_t>(row) * MIX;
+        if (lane < 8) out[lane] = own;
+        const float logit = __shfl_sync(ALL, own, (lane & 15) + 8);
+        __syncwarp();
+        named_barrier_arrive(1, 256);
+        sinkhorn(logit, p.iterations, p.hc_eps, lane, logits, out + 8);
+    } else {
+        named_barrier(1, 256);
+    }
+    __syncwarp();
+    const float weights[STREAMS] = {pre[0], pre[1], pre[2], pre[3]};
     float x[CHUNKS][8], squares = 0, most = 0;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {

@@ -14,21 +14,20 @@ PS_DEVICE float inverse_of(float v) {
 }
 PS_DEVICE float sigmoid(float v) { return inverse_of(1.0f + expf(-v)); }
 
-// One warp, lane 4 i + j of the first sixteen has logit (i, j): where the way to a doubly stochastic matrix begins (spec §3.2).
-PS_DEVICE float soften(float logit, float eps) {
+// One warp, lane 4 i + j of the first sixteen has logit (i, j): the matrix made doubly stochastic, columns last (spec §3.2) → out [16]
+PS_DEVICE void sinkhorn(float logit, int iterations, float eps, int lane, float* scratch, float* out) {
     float top = fmaxf(logit, __shfl_xor_sync(ALL, logit, 1));
     top = fmaxf(top, __shfl_xor_sync(ALL, top, 2));
     const float e = expf(logit - top);
     float sum = e + __shfl_xor_sync(ALL, e, 1);
     sum += __shfl_xor_sync(ALL, sum, 2);
-    return e / sum + eps;
-}
-
-// One thread: from there to its end, columns last → out [16].  Sixteen numbers in registers are nearer to each other than in sixteen lanes.
-PS_DEVICE void balance(const float* softened, int iterations, float eps, float* out) {
+    if (lane < 16) scratch[lane] = e / sum + eps;
+    __syncwarp();
+    if (lane) return;
+    // One lane goes on: sixteen numbers in registers are nearer to each other than in sixteen lanes.
     float c[4][4];
 #pragma unroll
-    for (int i = 0; i < 16; i++) c[i / 4][i % 4] = softened[i];
+    for (int i = 0; i < 16; i++) c[i / 4][i % 4] = scratch[i];
 #pragma unroll 1
     for (int k = 0; k < iterations; k++) {
         if (k) {
@@ -48,12 +47,4 @@ PS_DEVICE void balance(const float* softened, int iterations, float eps, float* 
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) reinterpret_cast<float4*>(out)[i] = {c[i][0], c[i][1], c[i][2], c[i][3]};
-}
-
-// One warp: both.  scratch: [16]
-PS_DEVICE void sinkhorn(float logit, int iterations, float eps, int lane, float* scratch, float* out) {
-    const float own = soften(logit, eps);
-    if (lane < 16) scratch[lane] = own;
-    __syncwarp();
-    if (lane == 0) balance(scratch, iterations, eps, out);
 }
