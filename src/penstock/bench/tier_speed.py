@@ -12,7 +12,7 @@ from penstock.storage.read_speed import read_speed
 from penstock.storage.source import ExpertSource
 from penstock.storage.tiers.division import Division, Times
 from penstock.storage.tiers.pace import Pace, noted
-from penstock.storage.tiers.placement import SPARE
+from penstock.storage.tiers.placement import capacity_of
 from penstock.weights.checkpoint import Checkpoint
 
 # Until a run has measured it on this machine: of a device's bandwidth, what a token's many kernels reach; and seconds
@@ -75,7 +75,7 @@ def expect_with(checkpoint: Checkpoint, plan: Plan, times: Times, pace: Pace, ex
     tiers, config = plan.tiers, checkpoint.config
     assert tiers is not None
     experts = sum(config.experts * len(kind.blocks) for kind in tiers.kinds)
-    device = min(1.0, (tiers.slots - SPARE * len(tiers.kinds)) / experts)
+    device = min(1.0, sum(capacity_of(kind.slots) for kind in tiers.kinds) / experts)
     elsewhere = plan.experts_total * (1 - device)
     memory = 1.0 if tiers.whole or not elsewhere else min(1.0, tiers.held / elsewhere)
     division, layers = Division(times, exact), config.layer_count

@@ -118,7 +118,6 @@ class DoubleExperts(v4.Experts):
         numbers = np.flatnonzero(lease.places >= 0).tolist()
         self._compute(numbers, lease, x, ids, weights, out, False, True)
         out.array += own
-        lease.settle()
         if rows == 1 and lease.guesses:  # as good a guess as any
             lease.ahead(ids.array[0])
         return out

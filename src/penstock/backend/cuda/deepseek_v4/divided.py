@@ -144,9 +144,6 @@ class Divided:
 
     def _answer(self) -> None:
         exchange, live, lease = self._exchange, self._memory.live, self._lease
-        later, self._memory.later = self._memory.later, lease.settle
-        if later is not None:
-            later()  # of the layer before
         turn = exchange.next()
         rows = live if padded(live) == self._rows else self._rows
         turns = self._turns
