@@ -100,8 +100,8 @@ def main() -> None:
     table = processors.expert_table(config.experts)
     store = TieredExperts(host, [pool] * len(source.blocks), counters, table, division)
     sent, answered, arrivals = (np.zeros(count, np.uint32) for count in (1, 6, 4))
-    meeting = Meeting(sent, answered, arrivals, np.zeros(config.experts, np.int32))
     x, ids = np.zeros((1, config.hidden), np.float32), np.zeros((1, config.experts_used), np.int64)
+    meeting = Meeting(sent, answered, arrivals, np.zeros(config.experts, np.int32), ids[0])
     share = processors.share(x, ids, np.zeros((1, config.experts_used), np.float32), x.copy(), 10.0)
     leases = [store.acquire(source.blocks[block], None) for block in blocks]
     turns = [share.turns(meeting, lease.at_hand) for lease in leases if lease.at_hand is not None]
