@@ -52,7 +52,7 @@ GREEDY: Final = Sampling(temperature=0, ignore_eos=True)
 CASES: Final = ("pieces", "stages", "turns", "experts")
 PIECES: Final = (128, 256, 341, 512)
 QUIET: Final = 0.1  # cores that others may keep busy
-TRIALS: Final = 4  # of a measurement, at most, as long as they are busier
+TRIALS: Final = 3  # of a measurement, at most, as long as they are busier
 ALONE: Final[dict[str, Any]] = {"threads": 1, "memory": None, "learn": "off"}
 
 
@@ -149,22 +149,33 @@ def of(engine: Engine) -> Measures:
     return {name: partial(measure, engine) for name, measure in MEASURES.items()}
 
 
-def measured(things: Sequence[Measures], repeat: int, children: Sequence[int]) -> list[Found]:
+def measured(things: Mapping[str, Measures], repeat: int, children: Sequence[int]) -> dict[str, Found]:
     """Of each, turn about: the cores of a machine are not always equally fast.  children: processes that take part"""
-    found: list[Found] = [{name: [] for name in each} for each in things]
-    worst = 0.0
+    found: dict[str, Found] = {what: {name: [] for name in each} for what, each in things.items()}
     for _, name in product(range(repeat), MEASURES):
-        for _ in range(TRIALS):
-            others = Neighbours(children)
-            speeds = [each[name]() if name in each else 0.0 for each in things]
-            if (busy := others.cores()) < QUIET:
-                break
-        worst = max(worst, busy)
-        for own, speed in zip(found, speeds, strict=True):
-            if name in own:
-                own[name].append(speed)
-    print(f"others kept at most {worst:.2f} cores busy")
+        speeds, busy = _undisturbed(
+            {what: each[name] for what, each in things.items() if name in each}, children
+        )
+        said = ", ".join(f"{what} {speed:.2f}" for what, speed in speeds.items())
+        print(f"  {name}: {said} ({busy:.2f} cores busy with other things)", flush=True)
+        for what, speed in speeds.items():
+            found[what][name].append(speed)
     return found
+
+
+def _undisturbed(
+    ways: Mapping[str, Callable[[], float]], children: Sequence[int]
+) -> tuple[dict[str, float], float]:
+    """What was found while others kept fewest cores busy, and how many."""
+    trials = []
+    for _ in range(TRIALS):
+        others = Neighbours(children)
+        speeds = {what: measure() for what, measure in ways.items()}
+        trials.append((others.cores(), speeds))
+        if trials[-1][0] < QUIET:
+            break
+    busy, speeds = min(trials, key=lambda each: each[0])
+    return speeds, busy
 
 
 def computing(engine: Engine, measure: Callable[[Engine], float]) -> list[str]:
@@ -296,7 +307,7 @@ def speed(
     one: Found = {}
     if where["device"] != "cpu" or "experts" in cases:
         with Companion(model, where) as alone:
-            (one,) = measured([alone.measures], repeat, [alone.process.pid])
+            one = measured({"one process": alone.measures}, repeat, [alone.process.pid])["one process"]
         show("one process", one, one)
     if "pieces" in cases:
         pieces(model, where)
@@ -309,13 +320,12 @@ def speed(
             )
             others, children = stack.enter_context(beside(model, where))
             children += [each.pid for each in workers]
-            own, *rest = measured([of(engine), *others.values()], repeat, children)
-            if rest:
-                one = rest[0]
-            for name, found in zip(others, rest, strict=True):
-                show(name, found, one)
             what = f"two stages, the head with layers {layers[case]}"
-            show(f"{what}, pieces of {engine.stepper.piece(PROMPT)}", own, one)
+            found = measured({what: of(engine), **others}, repeat, children)
+            one = found.get("one process", one)
+            for each in reversed(found):
+                show(each, found[each], one)
+            print(f"  pieces of {engine.stepper.piece(PROMPT)}")
             for name in list(MEASURES)[1:]:
                 print(f"  computing, {name}:", " and ".join(computing(engine, MEASURES[name])), flush=True)
     if "experts" in cases:
@@ -323,8 +333,8 @@ def speed(
         with staged(model, 1, "--experts", "auto", *on, **shared) as (engine, workers):
             while not any("experts" in each for each in engine.stats()["cluster"]["members"]):
                 time.sleep(0.1)
-            (own,) = measured([of(engine)], repeat, [each.pid for each in workers])
-            show("a head and an expert worker", own, one)
+            what = "a head and an expert worker"
+            show(what, measured({what: of(engine)}, repeat, [each.pid for each in workers])[what], one)
             print("  taken:", engine.stats()["cluster"]["members"][-1]["experts_taken"])
 
 
