@@ -2,21 +2,22 @@
 
     python -m benchmarks.cluster                     # a full-width file of four layers, one thread per process
     python -m benchmarks.cluster --model FILE --chunks 128,256 --repeat 3
-    python -m benchmarks.cluster --only ceiling,experts
+    python -m benchmarks.cluster --only stages,turns --repeat 5
     python -m benchmarks.cluster --model FILE --only stages --device cuda --vram 60GiB     # both share one card
     python -m benchmarks.cluster --only experts --worker-device cuda          # its share in the memory of a card
 
-One process with one thread; then what two such processes do that have nothing to do with each other, which is all
-that two stages could ever do on this machine; how fast one reads a prompt in pieces of several sizes, and so two
-stages at most; then a head and a worker with one thread each, connected over loopback: as two stages, as two stages
-whose layers take turns (both turn about with one process, and for which share of the time each stage computes), and
-with the worker computing experts.  Decoding alone, two sessions at once (tokens of both,
-through the scheduler), and a prompt of 2,048 tokens.  The file has a small vocabulary, so that the head of the model
-is to its four layers as it is to the published model's 43.
+How fast one process with one thread reads a prompt in pieces of several sizes, and so two stages at most; then a head
+and a worker with one thread each, connected over loopback: as two stages, as two stages whose layers take turns, and
+with the worker computing experts.  Decoding alone, two sessions at once (tokens of both, through the scheduler), and
+a prompt of 2,048 tokens.
+
+On processors, stages are measured turn about with one process, and with two at the same time that have nothing to do
+with each other: all that two stages could ever do on this machine, in these minutes.  What others have disturbed is
+measured again.  The file has a small vocabulary, so that the head of the model is to its four layers as it is to the
+published model's 43.
 """
 
 import argparse
-import json
 import os
 import queue
 import signal
@@ -24,14 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from benchmarks.children import ROOT
+from benchmarks.machine import Neighbours, sentence
 from penstock.cluster.attendance import TICK
 from penstock.engine.engine import Engine
 from penstock.engine.requests import Failed, Request
@@ -45,8 +49,10 @@ PROMPT: Final = 2048
 DECODED: Final = 48
 VOCABULARY: Final = 8192
 GREEDY: Final = Sampling(temperature=0, ignore_eos=True)
-CASES: Final = ("ceiling", "pieces", "stages", "turns", "experts")
+CASES: Final = ("pieces", "stages", "turns", "experts")
 PIECES: Final = (128, 256, 341, 512)
+QUIET: Final = 0.1  # cores that others may keep busy
+TRIALS: Final = 3  # of a measurement, at most, as long as they are busier
 ALONE: Final[dict[str, Any]] = {"threads": 1, "memory": None, "learn": "off"}
 
 
@@ -132,16 +138,44 @@ MEASURES: Final[dict[str, Callable[[Engine], float]]] = {
 }
 
 
-def measured(engines: Sequence[Engine], repeat: int) -> list[Found]:
-    """Of each engine, turn about: the cores of a machine are not always equally fast."""
-    for engine in engines:
-        decode(engine)  # weights are read, memory becomes real
-        prefill(engine, 256)
-    found: list[Found] = [{name: [] for name in MEASURES} for _ in engines]
-    for _, (name, measure) in product(range(repeat), MEASURES.items()):
-        for engine, own in zip(engines, found, strict=True):
-            own[name].append(measure(engine))
+Measures = Mapping[str, Callable[[], float]]  # of one thing, by name: tokens per second
+DECODE, TWO_SESSIONS, PREFILL = MEASURES
+
+
+def of(engine: Engine) -> Measures:
+    """Everything, of one engine whose weights have been read and whose memory is real."""
+    decode(engine)
+    prefill(engine, 256)
+    return {name: partial(measure, engine) for name, measure in MEASURES.items()}
+
+
+def measured(things: Mapping[str, Measures], repeat: int, children: Sequence[int]) -> dict[str, Found]:
+    """Of each, turn about: the cores of a machine are not always equally fast.  children: processes that take part"""
+    found: dict[str, Found] = {what: {name: [] for name in each} for what, each in things.items()}
+    for _, name in product(range(repeat), MEASURES):
+        speeds, busy = _undisturbed(
+            {what: each[name] for what, each in things.items() if name in each}, children
+        )
+        said = ", ".join(f"{what} {speed:.2f}" for what, speed in speeds.items())
+        print(f"  {name}: {said} ({busy:.2f} cores busy with other things)", flush=True)
+        for what, speed in speeds.items():
+            found[what][name].append(speed)
     return found
+
+
+def _undisturbed(
+    ways: Mapping[str, Callable[[], float]], children: Sequence[int]
+) -> tuple[dict[str, float], float]:
+    """What was found while others kept fewest cores busy, and how many."""
+    trials = []
+    for _ in range(TRIALS):
+        others = Neighbours(children)
+        speeds = {what: measure() for what, measure in ways.items()}
+        trials.append((others.cores(), speeds))
+        if trials[-1][0] < QUIET:
+            break
+    busy, speeds = min(trials, key=lambda each: each[0])
+    return speeds, busy
 
 
 def computing(engine: Engine, measure: Callable[[Engine], float]) -> list[str]:
@@ -157,29 +191,73 @@ def computing(engine: Engine, measure: Callable[[Engine], float]) -> list[str]:
     return [f"{(late - early) / seconds:.0%}" for early, late in zip(before, busy(), strict=True)]
 
 
-def alone(model: Path, repeat: int, where: dict[str, str], processes: int = 1) -> Found:
-    """So many processes at the same time that know nothing of each other: their tokens together."""
-    command = [sys.executable, "-m", "benchmarks.cluster", "--model", str(model), "--alone"]
-    command += ["--device", where["device"]]  # all of its memory: one process need not share
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    running = [
-        subprocess.Popen(
-            [*command, "--repeat", str(repeat)], env=environment, stdout=subprocess.PIPE, text=True
+class Companion:
+    """One engine in a process of its own, which measures when it is told to."""
+
+    def __init__(self, model: Path, where: Mapping[str, Any]):
+        command = [sys.executable, "-m", "benchmarks.cluster", "--model", str(model), "--alone"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        }
+        self.process = subprocess.Popen(
+            [*command, "--device", where["device"]],  # all of its memory: one process need not share
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        for _ in range(processes)
-    ]
-    found = [json.loads(each.communicate()[0]) for each in running]
-    return {name: list(map(sum, zip(*(each[name] for each in found), strict=True))) for name in found[0]}
+        self.measures: Measures = {name: partial(self._ask, name) for name in MEASURES}
+
+    def _ask(self, name: str) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(name, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def __enter__(self) -> "Companion":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def answer(model: Path, where: dict[str, Any]) -> None:
+    """What a companion does."""
+    with Engine(model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
+        measures = of(engine)
+        for line in sys.stdin:
+            print(measures[line.strip()](), flush=True)
+
+
+def together(first: Measures, second: Measures) -> Measures:
+    """Both at the same time: their tokens together."""
+
+    def both(name: str) -> float:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(second[name])
+            return first[name]() + other.result()
+
+    return {name: partial(both, name) for name in (DECODE, PREFILL)}
 
 
 @contextmanager
-def beside(model: Path, where: dict[str, Any]) -> Iterator[list[Engine]]:
-    """One process's engine, to be measured turn about with stages; none where they have a card's memory."""
+def beside(model: Path, where: dict[str, Any]) -> Iterator[tuple[dict[str, Measures], list[int]]]:
+    """What is measured turn about with stages, and processes that take part: none where they have a card's memory."""
     if where["device"] != "cpu":
-        yield []
+        yield {}, []
         return
-    with Engine(model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
-        yield [engine]
+    with (
+        Engine(model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine,
+        Companion(model, where) as other,
+    ):
+        one = of(engine)
+        yield (
+            {"one process": one, "two processes by themselves": together(one, other.measures)},
+            [other.process.pid],
+        )
 
 
 def pieces(model: Path, where: dict[str, Any]) -> None:
@@ -202,13 +280,16 @@ def pieces(model: Path, where: dict[str, Any]) -> None:
 def show(what: str, found: Found, one: Found) -> None:
     """Medians; and those of the ratios to one process in the same repetition."""
 
-    def against(name: str, other: str) -> float:
-        return round(median(f / o for f, o in zip(found[name], one[other], strict=True)), 2)
+    def against(name: str, other: str) -> str:
+        ratios = [f / o for f, o in zip(found[name], one[other], strict=True)]
+        spread = f" ({min(ratios):.2f} - {max(ratios):.2f})" if len(ratios) > 1 else ""
+        return f"{median(ratios):.2f}{spread}"
 
     print(f"{what}:", {name: round(median(values), 2) for name, values in found.items()})
-    ratios = {name: against(name, name) for name in one}
-    ratios["two sessions against one alone"] = against("decode, two sessions", "decode")
-    print("  ratio:", ratios, flush=True)
+    if found is not one:
+        print("  against one process:", {name: against(name, name) for name in found})
+    if TWO_SESSIONS in found:
+        print("  two sessions against one alone:", against(TWO_SESSIONS, DECODE), flush=True)
 
 
 def speed(
@@ -224,34 +305,36 @@ def speed(
     shared: dict[str, Any] = {"context": PROMPT + 512, "boundary": boundary, "sessions": 2, **where}
     flags = [word for name, value in where.items() for word in (f"--{name}", value)]
     one: Found = {}
-    if where["device"] != "cpu" or {"ceiling", "experts"} & set(cases):
-        one = alone(model, repeat, where)
+    if where["device"] != "cpu" or "experts" in cases:
+        with Companion(model, where) as alone:
+            one = measured({"one process": alone.measures}, repeat, [alone.process.pid])["one process"]
         show("one process", one, one)
-    if "ceiling" in cases:
-        show("two processes by themselves", alone(model, repeat, where, 2), one)
     if "pieces" in cases:
         pieces(model, where)
     quarter = open_checkpoint(model).config.layer_count // 4
     layers = {"stages": f"0:{2 * quarter}", "turns": f"0:{quarter},{2 * quarter}:{3 * quarter}"}
     for case, chunk in product([each for each in layers if each in cases], chunks):
-        with (
-            staged(model, 2, *flags, prefill_chunk=chunk, layers=layers[case], **shared) as (engine, _),
-            beside(model, where) as usual,
-        ):
-            found = measured([engine, *usual], repeat)
-            if usual:
-                one = found[1]
-                show("one process, turn about with two stages", one, one)
+        with ExitStack() as stack:
+            engine, workers = stack.enter_context(
+                staged(model, 2, *flags, prefill_chunk=chunk, layers=layers[case], **shared)
+            )
+            others, children = stack.enter_context(beside(model, where))
+            children += [each.pid for each in workers]
             what = f"two stages, the head with layers {layers[case]}"
-            show(f"{what}, pieces of {engine.stepper.piece(PROMPT)}", found[0], one)
+            found = measured({what: of(engine), **others}, repeat, children)
+            one = found.get("one process", one)
+            for each in reversed(found):
+                show(each, found[each], one)
+            print(f"  pieces of {engine.stepper.piece(PROMPT)}")
             for name in list(MEASURES)[1:]:
                 print(f"  computing, {name}:", " and ".join(computing(engine, MEASURES[name])), flush=True)
     if "experts" in cases:
         on = flags if worker_device is None else ["--device", worker_device]
-        with staged(model, 1, "--experts", "auto", *on, **shared) as (engine, _):
+        with staged(model, 1, "--experts", "auto", *on, **shared) as (engine, workers):
             while not any("experts" in each for each in engine.stats()["cluster"]["members"]):
                 time.sleep(0.1)
-            show("a head and an expert worker", measured([engine], repeat)[0], one)
+            what = "a head and an expert worker"
+            show(what, measured({what: of(engine)}, repeat, [each.pid for each in workers])[what], one)
             print("  taken:", engine.stats()["cluster"]["members"][-1]["experts_taken"])
 
 
@@ -274,9 +357,9 @@ def main() -> int:
     named = {"device": given.device, "vram": given.vram}
     where = {name: value for name, value in named.items() if value is not None}
     if given.alone:
-        with Engine(given.model, context=PROMPT + 512, sessions=2, **where, **ALONE) as engine:
-            print(json.dumps(measured([engine], given.repeat)[0]))
+        answer(given.model, where)
         return 0
+    print(sentence())
     chunks = [None if each == "auto" else int(each) for each in given.chunks.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         model = given.model

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
@@ -17,6 +17,8 @@ from penstock.cluster.link import Incoming, Outgoing, first_line
 from penstock.cluster.message import Message
 from penstock.errors import ClusterError
 
+PATIENT: Final = 5  # times its timeout is what gloo waits for a member that has told its address to connect
+SHORTEST: Final = 1.0  # seconds of that timeout: it is also that of a single attempt
 CHAIN, ASIDE = 0, 1  # tags: steps go from stage to stage, questions to the last one past them
 
 
@@ -86,7 +88,8 @@ class Group:
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = timedelta(seconds=timeout)
+        # Of connecting alone: what is sent and received says itself how long it may take.
+        options._timeout = timedelta(seconds=max(SHORTEST, timeout / PATIENT))
         options._threads = 1
         try:
             self.gloo: Any = ProcessGroupGloo(addresses, rank, size, options)

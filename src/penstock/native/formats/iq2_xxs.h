@@ -30,8 +30,14 @@ struct IQ2_XXS {
     }
     template <int G>
     static PS_INLINE W32 weights(const Block& b) {
-        return grid_weights(b.p + 2 + 8 * G, b.signs, G);
+        return grid_weights<G>(b.p + 2 + 8 * G, b.signs);
     }
+#if defined(PENSTOCK_GRID_UNITS)
+    template <int I>
+    static PS_INLINE Halves halves(const Block& b) {
+        return grid_halves<I>(b.signs);
+    }
+#endif
     static PS_INLINE F8 scale(const Block& b) { return mul(splat_f16(b.p), splat(0.125f)); }
     static PS_INLINE F8 minimum(const Block&, int) { return splat(0); }
 };

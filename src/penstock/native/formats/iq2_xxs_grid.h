@@ -48,6 +48,16 @@ constexpr std::array<T, N * 8> table(int (*value)(int vector, int place), bool s
     return out;
 }
 
+// Vectors as two bits for each component, the first one lowest: the digits of their codes.
+constexpr std::array<std::uint16_t, 256> packed() {
+    std::array<std::uint16_t, 256> out{};
+    for (int i = 0; i < 256; i++)
+        for (int place = 0, code = CODES[i]; place < 8; place++, code /= 3)
+            out[i] = static_cast<std::uint16_t>(out[i] | code % 3 << 2 * place);
+    return out;
+}
+
+alignas(64) inline constexpr auto PACKED = packed();
 alignas(64) inline constexpr auto GRID = table<std::uint8_t, 256>(component, false);
 alignas(64) inline constexpr auto SIGNS = table<std::int8_t, 128>(sign, false);
 alignas(64) inline constexpr auto SPLIT_GRID = table<std::int16_t, 256>(component, true);

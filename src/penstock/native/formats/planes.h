@@ -3,7 +3,8 @@
 // What binds, counted for Zen 4 (four vector pipes of 256 bits; products and shuffles share three of them, two loads a
 // cycle), per unit of 64 weights:
 //   IQ2_XXS  8 indices and 8 vectors to load, 7 inserts, 2 changes of sign, 4 products, 1 look-up of scales: 24 pipe slots
-//            and 13 vector loads, 7 cycles, 9 weights a cycle.  Measured: 5.7.
+//            and 13 vector loads, 7 cycles, 9 weights a cycle.  Measured: 5.7.  Where codes are looked up in registers
+//            (grid_unit in isa/avx512.h) 3 in place of the first 23, and 17 slots more for a block.
 //   Q2_K     a turn, a mask, a look-up and 2 products: 8 slots on the three pipes, 2.7 cycles; with what a block costs
 //            once (minimums, joining the digits, scales) 4.2 cycles, 15 weights a cycle.  Measured: 9.5.
 //   Q4_K     a shift, a mask, 4 products, 1 look-up of scales: 12 slots, 4 cycles, 16 weights a cycle.  Measured: 8.

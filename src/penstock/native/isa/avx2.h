@@ -106,18 +106,19 @@ PS_INLINE __m256i with_signs(__m256i size, __m256i signs, __m256i bit) {
     return _mm256_sign_epi16(size, _mm256_sub_epi16(threshold, _mm256_and_si256(signs, bit)));
 }
 // The vectors of a group (four indices first), signed and scaled.
-PS_INLINE W32 grid_weights(const u8* group, const Signs& s, int number) {
+template <int G>
+PS_INLINE W32 grid_weights(const u8* group, const Signs& s) {
     auto vector = [&](int k) { return load128(iq2_xxs::SPLIT_GRID.data() + 8 * static_cast<std::size_t>(group[k])); };
     const __m256i a = join(vector(0), vector(2)), b = join(vector(1), vector(3));
     auto upper = [](short low, short high) {
         return _mm_unpacklo_epi64(_mm_set1_epi16(static_cast<short>(low << 8 | 0x80)),
                                   _mm_set1_epi16(static_cast<short>(high << 8 | 0x80)));
     };
-    const __m256i own = _mm256_shuffle_epi8(everywhere(s.words, number), join(upper(0, 1), upper(2, 3)));
+    const __m256i own = _mm256_shuffle_epi8(everywhere(s.words, G), join(upper(0, 1), upper(2, 3)));
     const __m256i even = _mm256_set1_epi64x(0x4000100004000100), odd = _mm256_slli_epi16(even, 1);
     return scaled(W32{with_signs(_mm256_unpacklo_epi64(a, b), own, even),
                       with_signs(_mm256_unpackhi_epi64(a, b), own, odd)},
-                  s.scales, number);
+                  s.scales, G);
 }
 
 }  // namespace

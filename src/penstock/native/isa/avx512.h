@@ -146,11 +146,23 @@ PS_INLINE W32 scaled(W32 w, const HalfScales& scales, int group) {
 }
 
 // IQ2_XXS.
-struct Signs {
-    alignas(32) std::uint64_t minus[4];  // two groups each, a bit for every weight
-    __m512i scales;                      // by group: 2 · scale + 1, in every other word
-};
 #if defined(PENSTOCK_ISA_AVX512)
+// Of a block: signs, a bit for every weight, 64 weights each; 2 · scale + 1 by group, in every other word; the codes of
+// its 32 vectors.
+struct Signs {
+    alignas(32) std::uint64_t minus[4];
+    __m512i scales, codes;
+};
+PS_INLINE __m512i vector_codes(__m512i numbers) {
+    auto of = [&](int k) {  // 64 of all 256
+        return _mm512_permutex2var_epi16(_mm512_load_si512(iq2_xxs::PACKED.data() + 64 * k), numbers,
+                                         _mm512_load_si512(iq2_xxs::PACKED.data() + 64 * k + 32));
+    };
+    const __mmask32 odd = _mm512_test_epi16_mask(numbers, _mm512_set1_epi16(64));
+    const __mmask32 upper = _mm512_test_epi16_mask(numbers, _mm512_set1_epi16(128));
+    return _mm512_mask_blend_epi16(upper, _mm512_mask_blend_epi16(odd, of(0), of(1)),
+                                   _mm512_mask_blend_epi16(odd, of(2), of(3)));
+}
 PS_INLINE Signs signs(const u8* groups) {
     const __m512i words = _mm512_loadu_si512(groups);
     // Seven bits each into a byte of their own; its eighth bit becomes the parity of the others.
@@ -160,9 +172,42 @@ PS_INLINE Signs signs(const u8* groups) {
     Signs out;
     _mm256_store_si256(reinterpret_cast<__m256i*>(out.minus), _mm512_cvtepi64_epi32(bytes));
     out.scales = _mm512_add_epi64(_mm512_add_epi64(scales, scales), _mm512_set1_epi64(1));
+    out.codes = vector_codes(_mm512_cvtepu8_epi16(_mm512_cvtepi64_epi32(words)));
     return out;
 }
+// The eight vectors of unit I, without their signs: a code for every eight bytes, two bits of it for each, and what they
+// stand for, which is an exclusive or of 8, 8 ^ 25 and 8 ^ 43.
+template <int I>
+PS_INLINE __m512i grid_unit(const Signs& s) {
+    const __m512i own = _mm512_add_epi16(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(8 * I));
+    const __m512i fields = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x0e0c0a0806040200),
+                                                        _mm512_permutexvar_epi16(own, s.codes));
+    return _mm512_gf2p8affine_epi64_epi8(fields, _mm512_set1_epi64(0x0302000001020000), 8);
+}
+// A unit's two groups in split order, signed and scaled: the even weights of both, and the odd ones.
+#define PENSTOCK_GRID_UNITS
+struct Halves {
+    __m512i even, odd;
+};
+template <int I>
+PS_INLINE Halves grid_halves(const Signs& s) {
+    const __m512i size = grid_unit<I>(s);
+    const __m512i bytes = _mm512_mask_sub_epi8(size, s.minus[I], _mm512_setzero_si512(), size);
+    const __m512i scale = _mm512_permutexvar_epi16(  // 256 times as large, as weights are: the upper halves are products
+        _mm512_inserti64x4(_mm512_set1_epi16(8 * I), _mm256_set1_epi16(8 * I + 4), 1), _mm512_slli_epi16(s.scales, 8));
+    return {_mm512_mulhi_epi16(_mm512_slli_epi16(bytes, 8), scale),
+            _mm512_mulhi_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(static_cast<short>(0xff00))), scale)};
+}
+template <int G>
+PS_INLINE W32 grid_weights(const u8*, const Signs& s) {
+    const Halves unit = grid_halves<G / 2>(s);
+    return _mm512_shuffle_i64x2(unit.even, unit.odd, G % 2 ? 0xee : 0x44);
+}
 #else
+struct Signs {
+    alignas(32) std::uint64_t minus[4];  // two groups each, a bit for every weight
+    __m512i scales;                      // by group: 2 · scale + 1, in every other word
+};
 PS_INLINE Signs signs(const u8* groups) {
     __m256i scales;
     Signs out;
@@ -170,7 +215,6 @@ PS_INLINE Signs signs(const u8* groups) {
     out.scales = _mm512_cvtepu32_epi64(scales);
     return out;
 }
-#endif
 // Two vectors side by side.  The barrier makes the compiler use up the indices before it loads more of them than there
 // are registers.
 PS_INLINE __m128i grid_pair(const u8* index) {
@@ -183,14 +227,16 @@ PS_INLINE __m128i grid_pair(const u8* index) {
 }
 PS_INLINE __m256i grid_group(const u8* index) { return join(grid_pair(index), grid_pair(index + 2)); }
 // The vectors of a group (four indices first), signed and scaled.
-PS_INLINE W32 grid_weights(const u8* group, const Signs& s, int number) {
+template <int G>
+PS_INLINE W32 grid_weights(const u8* group, const Signs& s) {
     const __m256i size = grid_group(group);
-    const auto minus = static_cast<__mmask32>(s.minus[number / 2] >> (number % 2 * 32));
+    const auto minus = static_cast<__mmask32>(s.minus[G / 2] >> (G % 2 * 32));
     const W32 bytes = twice(_mm256_mask_sub_epi8(size, minus, _mm256_setzero_si256(), size));
     const W32 wide = _mm512_srai_epi16(_mm512_sllv_epi16(bytes, even_odd(8, 0)), 8);
-    const W32 scale = _mm512_permutexvar_epi16(_mm512_set1_epi16(static_cast<short>(4 * number)), s.scales);
+    const W32 scale = _mm512_permutexvar_epi16(_mm512_set1_epi16(4 * G), s.scales);
     return _mm512_mullo_epi16(wide, scale);
 }
+#endif
 
 // Few inputs in PLANES: 64 weights at a time, as bytes.
 #define PENSTOCK_PLANES
@@ -252,11 +298,18 @@ PS_INLINE __m512i unit_scales(LaneScales scales) {
 }
 
 // IQ2_XXS: weights without their signs, inputs that have taken them over, and scales.
+#if defined(PENSTOCK_ISA_AVX512)
+template <int I>
+PS_INLINE Bytes grid_bytes(const u8*, const Signs& s) {
+    return grid_unit<I>(s);
+}
+#else
 template <int I>
 PS_INLINE Bytes grid_bytes(const u8* groups, const Signs&) {
     const u8* own = groups + 16 * I;
     return _mm512_inserti64x4(_mm512_castsi256_si512(grid_group(own)), grid_group(own + 8), 1);
 }
+#endif
 template <int I>
 PS_INLINE Bytes signed_inputs(Bytes x, const Signs& s) {
     return _mm512_mask_sub_epi8(x, s.minus[I], _mm512_setzero_si512(), x);

@@ -222,7 +222,8 @@ PS_INLINE W32 scaled(W32 w, const HalfScales& scales, int group) {
 struct Signs {};
 PS_INLINE Signs signs(const u8*) { return {}; }
 // The vectors of a group (four indices, then a word with four times seven sign bits and the scale), signed and scaled.
-PS_INLINE W32 grid_weights(const u8* group, const Signs&, int) {
+template <int G>
+PS_INLINE W32 grid_weights(const u8* group, const Signs&) {
     std::uint32_t word;
     std::memcpy(&word, group + 4, 4);
     const auto scale = static_cast<short>(2 * (word >> 28) + 1);

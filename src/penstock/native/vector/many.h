@@ -36,6 +36,16 @@ struct Lanes {
 template <class Format>
 PS_INLINE void unpack_block(const typename Format::Block& block, i64 groups, i64 b, i64 j, Panel& panel) {
     const i64 pair = j / SIDES, side = j % SIDES;
+#if defined(PENSTOCK_GRID_UNITS)
+    if constexpr (requires { Format::template halves<0>(block); })
+        unrolled<4>([&] PS_EACH {  // two groups at once
+            const Halves two = Format::template halves<G>(block);
+            i16(*to)[SIDES][STEP] = &panel.weights[pair][b * (BLOCK / STEP) + 4 * G];
+            store(to[0][side], to[2][side], two.even);
+            store(to[1][side], to[3][side], two.odd);
+        });
+    else
+#endif
     unrolled<8>([&] PS_EACH {
         if (Format::WHOLE || G < groups) {
             const i64 group = b * (BLOCK / GROUP) + G;
