@@ -59,7 +59,13 @@ def judge_model(
     if isinstance(backend, DeviceBackend):
         if plan.tiers is not None:
             expected_there = expect_in_tiers(
-                checkpoint, plan, backend, exact=options.exact, again=again, say=say
+                checkpoint,
+                plan,
+                backend,
+                exact=options.exact,
+                learned=options.learn == "on",
+                again=again,
+                say=say,
             )
             return _in_tiers(plan, backend, expected_there)
         return _on_device(plan, backend)
@@ -88,8 +94,9 @@ def _in_tiers(plan: Plan, backend: DeviceBackend, expected: InTiers) -> Verdict:
     tiers = plan.tiers
     assert tiers is not None
     others = "the others are in memory" if tiers.whole else "the others are in memory and on disk"
+    held = plan.experts_held / plan.experts_total
     sentences = (
-        f"It does not fit {backend.description}: {expected.device:.0%} of the experts are there, {others}.",
+        f"It does not fit {backend.description}: {held:.0%} of the experts are there, {others}.",
         f"Expect about {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}.",
     )
     most = expected.prefill_tokens_per_second

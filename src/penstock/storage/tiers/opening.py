@@ -19,9 +19,10 @@ from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division, Times
 from penstock.storage.tiers.experts import Pool, TieredExperts
 from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
-from penstock.storage.tiers.pace import note
+from penstock.storage.tiers.pace import USUAL, note, note_routing, noted_routing
 from penstock.storage.tiers.passing import Passing
-from penstock.storage.tiers.placement import Placement
+from penstock.storage.tiers.placement import SPARE, Placement
+from penstock.storage.tiers.plan import memory_share
 from penstock.storage.usage import Usage
 
 PINNERS: Final = 8  # threads: the system looks up every page
@@ -153,14 +154,31 @@ class Tiers:
         return found
 
     def close(self) -> None:
-        pace = self.experts.pacer.pace
-        if pace is not None:
-            note(self.plan, self._backend.description, pace, self.experts.division.times)
+        self._note()
         for pool in self.experts.pools:
             pool.slots.wait()
         for memory in self._pinned:
             self._backend.unpin(memory)
         self._pinned.clear()
+
+    def _note(self) -> None:
+        """What was found, for the next plan."""
+        store, source = self.experts, self.experts.source
+        pace = store.pacer.pace
+        if pace is not None:
+            note(self.plan, self._backend.description, pace, store.division.times)
+        slots = sum(each.slots - SPARE for each in store.placements)
+        device = slots / (source.experts * len(source.blocks))
+        routing = store.pacer.routing(device, memory_share(self.plan, device))
+        if routing is None:
+            return
+        model = source.checkpoint.fingerprint()
+        before, whole = noted_routing(model) or USUAL, isinstance(store.host, MappedTier)
+        if whole:
+            routing = routing._replace(memory=before.memory)
+        if not whole or store.recorder is not None:
+            routing = routing._replace(guessed=before.guessed)  # nothing was brought ahead this time
+        note_routing(model, routing)
 
 
 def measure_division(store: TieredExperts, backend: DeviceBackend) -> Times:
