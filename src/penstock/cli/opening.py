@@ -32,7 +32,9 @@ def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True)
             engine = Engine(path, progress=bar.update, load=load, **given(chosen))
         finally:
             bar.stop()
-    if isinstance(engine.backend, DeviceBackend) and chosen.device == "auto":
+    if isinstance(engine.backend, DeviceBackend) and (
+        chosen.device == "auto" or engine.plan.tiers is not None
+    ):
         print(f"penstock: {_where(engine, engine.backend)}", file=sys.stderr)
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)

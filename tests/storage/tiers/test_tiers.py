@@ -131,6 +131,35 @@ def test_a_replay_counts_what_the_engine_counted(
     assert counted["device_hits"] > 0
 
 
+def test_a_restart_begins_with_what_was_used_most(
+    monkeypatch: pytest.MonkeyPatch, model: Path, expected: Logits, least: int
+) -> None:
+    """The device has the first of them, memory the next ones, and nobody reads any of them again."""
+    options: dict[str, Any] = {"memory": (2 << 30) + 4 * MIB, "learn": "on", "exact": True}
+    for run in range(2):
+        engine, _ = tiered(monkeypatch, model, least, **options)
+        with engine:
+            tiers = engine.storage.tiers
+            assert tiers is not None
+            host = tiers.experts.host
+            assert isinstance(host, StreamedTier)
+            device = {key for each in tiers.experts.placements for key in each.slot_of}
+            memory = {key for key in range(4 * 16) if key in host.store.cache}
+            assert bool(device) == bool(memory) == (run > 0)
+            assert not device & memory
+            if run:
+                assert len(device) == tiers.experts.placements[0].cache.capacity
+                heat = engine.storage.learning
+                assert heat is not None
+                assert heat.known is not None
+                favourites = heat.known.favourites()
+                assert {*favourites[: len(device)]} == device
+                assert {*favourites[len(device) : len(device) + len(memory)]} == memory
+            assert np.array_equal(answers(engine), expected)
+            for _ in range(6):
+                answers(engine)
+
+
 @pytest.mark.parametrize("memory", [None, (2 << 30) + 3 * MIB])
 def test_a_plan_expects_to_find_what_the_last_run_found(
     monkeypatch: pytest.MonkeyPatch, model: Path, least: int, memory: int | None

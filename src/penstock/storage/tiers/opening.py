@@ -1,6 +1,7 @@
 """The tiers of a plan, made."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.device import expert_infos
 from penstock.storage.plan import Plan
+from penstock.storage.policies import Key
 from penstock.storage.prefetch import Prefetch
 from penstock.storage.reader import Reader
 from penstock.storage.slots import Slots
@@ -103,10 +105,19 @@ class Tiers:
         if self.experts.recorder is not None:  # a replay begins with nothing
             return
         if known is not None and known.tells:
-            self.experts.preload(known.favourites())
+            self._preload(known.favourites())
         elif self.experts.host.cache is None:
             blocks = range(len(source.checkpoint.layers))
             self.experts.preload([b * source.experts + e for e in range(source.experts) for b in blocks])
+
+    def _preload(self, favourites: Sequence[Key]) -> None:
+        """The device begins with the most used experts, memory with those behind them."""
+        store, host = self.experts, self.experts.host
+        store.preload(favourites)
+        if isinstance(host, StreamedTier):
+            device = {key for placement in store.placements for key in placement.slot_of}
+            host.forget(sorted(device))
+            host.store.preload([key for key in favourites if key not in device])
 
     def _pin(self) -> None:
         """All of a mapped file; slots that are filled from disk are pinned one by one."""
