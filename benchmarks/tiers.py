@@ -276,7 +276,7 @@ def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> float:
 def foretell(scaled: Scaled) -> None:
     for vram in (24, 12):
         plan = scaled.plan(vram * GIB)
-        found = expect_in_tiers(scaled.checkpoint, plan, scaled.backend, learned=False)
+        found = expect_in_tiers(scaled.checkpoint, plan, scaled.backend, EngineOptions(learn="off"))
         say(
             f"plan {vram}", tokens_per_second=round(found.tokens_per_second / scaled.layers, 2), binds=found.binds,
             hit_rate=round(found.device, 3), basis=found.basis, measured=found.measured,

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.backend.device import HOST_ROWS, DeviceBackend
 from penstock.bench.costs import fingerprint, kernel_costs
+from penstock.engine.options import EngineOptions
 from penstock.machine.measured_once import MeasuredOnce
 from penstock.storage.plan import Plan
 from penstock.storage.read_speed import read_speed
@@ -50,16 +51,12 @@ def expect_in_tiers(
     checkpoint: Checkpoint,
     plan: Plan,
     backend: DeviceBackend,
+    options: EngineOptions,
     *,
-    exact: bool = False,
-    learned: bool = True,
     again: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> InTiers:
-    """Before anything is loaded.  What is not known yet of this machine is measured.
-
-    learned: whether the use of experts that was learned counts, if there is any
-    """
+    """Before anything is loaded.  What is not known yet of this machine is measured."""
     assert plan.tiers is not None
     source = ExpertSource(checkpoint)
     notes = MeasuredOnce("machine", fingerprint(backend.beside), again, say)
@@ -75,8 +72,8 @@ def expect_in_tiers(
         speeds, layer = backend.speeds(), kernel_costs(checkpoint, backend.beside, notes).layers[-1]
         times = Times(nbytes / speeds.from_host, tuple(layer.routed.at(rows) for rows in HOST_ROWS), disk)
         pace = usual_pace(plan, speeds.memory)
-    routing, basis = expect_routing(checkpoint, plan, learned)
-    found = expect_with(checkpoint, plan, times, pace, routing, exact)
+    routing, basis = expect_routing(checkpoint, plan, options.learn == "on")
+    found = expect_with(checkpoint, plan, times, pace, routing, options.exact)
     return found._replace(basis=basis, measured=before is not None)
 
 
@@ -86,7 +83,7 @@ def usual_pace(plan: Plan, bandwidth: float) -> Pace:
 
 
 def expect_routing(checkpoint: Checkpoint, plan: Plan, learned: bool) -> tuple[Routing, str]:
-    """And what it is based on."""
+    """And what it is based on.  learned: whether the use of experts that was learned counts, if there is any"""
     model, config = checkpoint.fingerprint(), checkpoint.config
     before = noted_routing(model)
     if before is not None:

@@ -58,16 +58,8 @@ def judge_model(
         return Verdict("not", (f"It does not fit: {error}.", "More memory is all that helps."))
     if isinstance(backend, DeviceBackend):
         if plan.tiers is not None:
-            expected_there = expect_in_tiers(
-                checkpoint,
-                plan,
-                backend,
-                exact=options.exact,
-                learned=options.learn == "on",
-                again=again,
-                say=say,
-            )
-            return _in_tiers(plan, backend, expected_there)
+            there = expect_in_tiers(checkpoint, plan, backend, options, again=again, say=say)
+            return _in_tiers(plan, backend, there)
         return _on_device(plan, backend)
     expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", again=again, say=say)
     helps = sorted(_helps(whole, checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])

@@ -46,15 +46,7 @@ def show_plan(
         if plan.tiers is None:
             _on_device(checkpoint, backend, plan, tokens, json_output)
         else:
-            found = expect_in_tiers(
-                checkpoint,
-                plan,
-                backend,
-                exact=chosen.exact,
-                learned=chosen.learn == "on",
-                again=measure,
-                say=_SAY,
-            )
+            found = expect_in_tiers(checkpoint, plan, backend, chosen, again=measure, say=_SAY)
             _in_tiers(backend, plan, tokens, found, chosen.context is not None, json_output)
         return
     expected = expect_here(
