@@ -100,8 +100,8 @@ def main() -> None:
     table = processors.expert_table(config.experts)
     store = TieredExperts(host, [pool] * len(source.blocks), counters, table, division)
     sent, answered, arrivals = (np.zeros(count, np.uint32) for count in (1, 6, 4))
-    meeting = Meeting(sent, answered, arrivals, np.zeros(config.experts, np.int32))
     x, ids = np.zeros((1, config.hidden), np.float32), np.zeros((1, config.experts_used), np.int64)
+    meeting = Meeting(sent, answered, arrivals, np.zeros(config.experts, np.int32), ids[0])
     share = processors.share(x, ids, np.zeros((1, config.experts_used), np.float32), x.copy(), 10.0)
     leases = [store.acquire(source.blocks[block], None) for block in blocks]
     turns = [share.turns(meeting, lease.at_hand) for lease in leases if lease.at_hand is not None]
@@ -118,15 +118,17 @@ def main() -> None:
             begin = time.perf_counter()
             lease.ahead(likely)
             spent["ahead"].append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        lease.settle()
-        spent["settle"].append(time.perf_counter() - begin)
+        if placement.is_full(1):
+            begin = time.perf_counter()
+            store.settle()
+            spent["settle"].append(time.perf_counter() - begin)
     found = {
         "slots": slots,
         "hit_rate": counters.device_hits / (counters.device_hits + counters.device_misses),
     }
     for name, seconds in spent.items():  # slots are full in the second half
         found[f"{name}_us"] = 1e6 * statistics.median(seconds[len(seconds) // 2 :])
+    found["turns_settled_together"] = len(spent["answer"]) / len(spent["settle"])
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 

@@ -186,10 +186,6 @@ class DividedLease(ABC):
         the next turn."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """What can be done about the latest turn while the device computes."""
-
-    @abstractmethod
     def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
         """For many rows: all experts that any row needs pass through the device.  rows [experts]: how many need each.
         With each wave `places` is right for its experts, and the device is asked to compute them before the next is

@@ -43,15 +43,23 @@ class Meeting(NamedTuple):
     answered: NDArray[np.uint32]  # [2 + lanes]
     arrivals: NDArray[np.uint32]  # [lanes]
     places: NDArray[np.int32]  # [experts]
+    likely: NDArray[np.int64]  # [experts of a row]: what the first row may want of the next layer
 
 
 class HostTurns(ABC):
     """The host's turns in a layer."""
 
+    likely: NDArray[np.int64]  # of the latest turn: what the next layer may want
+
     @abstractmethod
     def take(self, turn: int, live: int, lease: DividedLease, check: Callable[[], object]) -> float:
         """Waits for this turn of the device's and answers it: `live` rows are not padding.  check: asked now and then
-        whether the device is well, and raises what is not.  Returns the seconds of waiting."""
+        whether the device is well, and raises what is not.  Returns the seconds of waiting.  What the host computes
+        may still be under way."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Until it is not."""
 
 
 class HostShare(ABC):

@@ -15,7 +15,7 @@ from penstock.storage.read_speed import read_speed
 from penstock.storage.source import ExpertSource
 from penstock.storage.tiers.division import Division, Times
 from penstock.storage.tiers.pace import USUAL, Pace, Routing, noted, noted_routing, power
-from penstock.storage.tiers.placement import SPARE
+from penstock.storage.tiers.placement import capacity_of
 from penstock.storage.tiers.plan import memory_share
 from penstock.storage.usage import recall_usage
 from penstock.weights.checkpoint import Checkpoint
@@ -101,7 +101,7 @@ def device_share(checkpoint: Checkpoint, plan: Plan) -> float:
     assert plan.tiers is not None
     kinds = plan.tiers.kinds
     experts = sum(checkpoint.config.experts * len(kind.blocks) for kind in kinds)
-    return min(1.0, (plan.tiers.slots - SPARE * len(kinds)) / experts)
+    return min(1.0, sum(capacity_of(kind.slots) for kind in kinds) / experts)
 
 
 def expect_with(

@@ -42,7 +42,7 @@ constexpr Named LIMITS[] = {{"streams", MAX_STREAMS}, {"projections", MAX_PROJEC
 }  // namespace
 
 // Raised whenever the signature or meaning of an entry point changes; the Python side refuses any other number.
-PS_EXPORT std::int32_t ps_abi_version() { return 6; }
+PS_EXPORT std::int32_t ps_abi_version() { return 7; }
 
 // Bytes of a struct that entry points take, by its name here; 0: there is none of that name.
 PS_EXPORT i64 ps_struct_size(const char* name) { return find(STRUCTS, name); }

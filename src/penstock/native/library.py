@@ -11,7 +11,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.native.structs import MIRRORED
 
-ABI: Final = 6
+ABI: Final = 7
 NAME: Final = f"libpenstock_native.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 HOW_TO_BUILD: Final = (
@@ -63,6 +63,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "ps_decide": (c_int64, _p, _n, _p, _n, _n, _p),
     "ps_take_slots": (None, _p, _n),
     "ps_take_turn": (c_int64, _p, _n, _n, _n, _n),
+    "ps_finish_turns": (None,),
     # weights from one type to another
     "ps_encode": (c_int64, _p, _n, _n, _n, _p, _f, _p, _n),
     # the reader

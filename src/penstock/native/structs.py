@@ -205,7 +205,8 @@ class Turns(Structure):
     """ps_turns of tiers.h"""
 
     _fields_ = (
-        *_fields(c_void_p, "sent", "answered", "arrivals", "places", "ids", "weights", "x", "sum"),
+        *_fields(c_void_p, "sent", "answered", "arrivals", "places", "ids", "likely", "asked", "guessed"),
+        *_fields(c_void_p, "weights", "x", "sum"),
         *_fields(c_void_p, "table", "placement"),
         *_fields(c_int64, "lanes", "rows", "count", "hidden", "block", "threads", "idle", "computing"),
         *_fields(c_double, "limit"),

@@ -3,7 +3,8 @@
 //
 // The device writes a layer's rows and the experts that they chose to memory of the host's, then a number: its turn.  The
 // host answers with a place for every expert and with that number; then it computes its share, and says the number once more.
-// The device meanwhile brings what it is to have, by itself.
+// The device meanwhile brings what it is to have, by itself, and whoever took the turn has other things to do: a thread of its own
+// computes the share with the helpers of threads.h.
 #pragma once
 
 #include "products.h"
@@ -52,13 +53,14 @@ struct ps_turns {
     std::uint32_t* answered;        // the turn that has places; the one that has the sum; then what `arrivals` was
     const std::uint32_t* arrivals;  // what has been asked for so far of what comes by itself
     std::int32_t* places;           // [experts]
-    const i64* ids;                 // [rows, count]
+    const i64 *ids, *likely;        // [rows, count]; [count]: what the next layer may want
+    i64 *asked, *guessed;           // the same of the latest turn, which stay when the device writes the next
     const float *weights, *x;
     float* sum;  // [rows, hidden]
     const ps_expert* const* table;
     ps_placement* placement;
     i64 lanes, rows, count, hidden, block, threads;
-    i64 idle, computing;  // nanoseconds of the latest turn
+    i64 idle, computing;  // nanoseconds: of waiting in the latest turn; of computing so far
     double limit;
 };
 
@@ -67,3 +69,6 @@ enum Taken : i64 { NOT_YET = 0, TAKEN = 1, NO_ROOM = 2 };
 // Waits for a turn of the device at most so many microseconds, and answers it; `live` of the rows are not padding.  NO_ROOM: too
 // few slots are free.  When that is different, it is called again for the same turn, with `decided`.
 PS_EXPORT i64 ps_take_turn(ps_turns* turns, i64 turn, i64 live, i64 microseconds, i64 decided);
+
+// Until nothing of any turn is being computed.
+PS_EXPORT void ps_finish_turns();

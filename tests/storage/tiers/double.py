@@ -118,7 +118,6 @@ class DoubleExperts(v4.Experts):
         numbers = np.flatnonzero(lease.places >= 0).tolist()
         self._compute(numbers, lease, x, ids, weights, out, False, True)
         out.array += own
-        lease.settle()
         if rows == 1 and lease.guesses:  # as good a guess as any
             lease.ahead(ids.array[0])
         return out
@@ -128,8 +127,13 @@ class DoubleExperts(v4.Experts):
         assert isinstance(lease.slots, DoubleSlots)
         assert lease.at_hand is not None
         sent, answered, arrivals = np.full(1, 7, np.uint32), np.zeros(3, np.uint32), np.full(1, 5, np.uint32)
-        meeting = Meeting(sent, answered, arrivals, np.zeros_like(lease.places))
-        share.turns(meeting, lease.at_hand).take(7, rows, lease, lambda: None)
+        likely = np.arange(2, 2 + share.ids.shape[1])
+        meeting = Meeting(sent, answered, arrivals, np.zeros_like(lease.places), likely)
+        turns = share.turns(meeting, lease.at_hand)
+        turns.take(7, rows, lease, lambda: None)
+        assert answered[0] == 7
+        assert turns.likely.tolist() == likely.tolist()
+        turns.finish()
         assert answered.tolist() == [7, 7, 5]
         for number in np.flatnonzero((meeting.places >= 0) & (meeting.places & COMING > 0)):
             lease.slots.pull(int(meeting.places[number]) & ~COMING, lease.at_hand.sources[number])

@@ -115,8 +115,7 @@ def test_a_replay_counts_what_the_engine_counted(
         tiers, plan = engine.storage.tiers, engine.plan.tiers
         assert tiers is not None
         assert plan is not None
-        for lease in tiers.experts._leases:
-            lease.settle()
+        tiers.experts.settle()
         counted, division = tiers.experts.counters.outcome, tiers.experts.division
     slots = [
         Slots(kind.blocks, kind.slots, kind.long_slots, kind.passing, engine.plan.chunk, kind.step)

@@ -70,17 +70,22 @@ class CpuBackend(HostBackend):
 
     # ── beside a device ───────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _beside(self) -> int:
+        """Threads that compute, while one more keeps books and asks the device for copies."""
+        return self.threads if self.threads < 4 else self.threads - 1
+
     def share(
         self, x: Vector, ids: NDArray[np.int64], weights: Vector, out: Vector, limit: float
     ) -> CpuShare:
         native().ps_threads_patience(BESIDE)
-        return CpuShare(x, ids, weights, out, limit, self.threads)
+        return CpuShare(x, ids, weights, out, limit, self._beside)
 
     def expert_work(
         self, experts: Sequence[HostExpert], rows: int, together: int
     ) -> list[Callable[[], None]]:
         own = [each for each in experts if isinstance(each, CpuExpert)]
-        return expert_work(own, rows, together, self.threads)
+        return expert_work(own, rows, together, self._beside)
 
     @property
     def program_bytes(self) -> int:

@@ -49,20 +49,28 @@ class CpuShare(HostShare):
 
     def turns(self, meeting: Meeting, layer: AtHand) -> "CpuTurns":
         assert isinstance(layer.table, CpuExpertTable)
-        words = (array.ctypes.data for array in meeting)
-        sent, answered, arrivals, places = words
+        sent, answered, arrivals, places, likely = (array.ctypes.data for array in meeting)
+        asked, guessed = np.zeros((self._rows, self._count), np.int64), np.zeros(self._count, np.int64)
         described = Turns(
-            *(sent, answered, arrivals, places, self._ids, self._weights, self._x, self._out),
+            *(sent, answered, arrivals, places, self._ids, likely, asked.ctypes.data, guessed.ctypes.data),
+            *(self._weights, self._x, self._out),
             *(layer.table.address, layer.placement, len(meeting.arrivals), self._rows, self._count),
             *(self._hidden, layer.block, self._threads, 0, 0, self._limit),
         )
-        return CpuTurns(described, (self, meeting, layer))
+        return CpuTurns(described, asked, guessed, (self, meeting, layer))
 
 
 class CpuTurns(HostTurns):
-    def __init__(self, described: Turns, kept: tuple[CpuShare, Meeting, AtHand]):
+    def __init__(
+        self,
+        described: Turns,
+        asked: NDArray[np.int64],
+        guessed: NDArray[np.int64],
+        kept: tuple[CpuShare, Meeting, AtHand],
+    ):
         self._described, self._address, self._kept = described, ctypes.addressof(described), kept
-        self._ids, self._take = kept[0].ids, native().ps_take_turn
+        self._asked, self.likely, self._take = asked, guessed, native().ps_take_turn
+        self._computing = 0  # nanoseconds, until the turn before
 
     def take(self, turn: int, live: int, lease: DividedLease, check: Callable[[], object]) -> float:
         lease.begin(live)
@@ -75,10 +83,12 @@ class CpuTurns(HostTurns):
         if taken == _NO_ROOM:
             lease.make_room()
             self._take(self._address, turn, live, GLANCE, True)
-        lease.taken(
-            self._ids[:live].copy(), described.computing * 1e-9
-        )  # the next layer's come to the same place
+        before, self._computing = self._computing, described.computing
+        lease.taken(self._asked[:live].copy(), (self._computing - before) * 1e-9)
         return idle * 1e-9
+
+    def finish(self) -> None:
+        native().ps_finish_turns()
 
 
 def expert_work(

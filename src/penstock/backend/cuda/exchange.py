@@ -91,7 +91,7 @@ class Exchange:
         )  # fmt: skip
 
     def meeting(self, slots: CudaExpertSlots) -> Meeting:
-        return Meeting(self._sent, self._answered, slots.arrivals, self.host_places)
+        return Meeting(self._sent, self._answered, slots.arrivals, self.host_places, self.likely)
 
     def next(self) -> int:
         """The card's next turn."""

@@ -76,7 +76,8 @@ def measure_experts(
     def computed(rows: int, together: int) -> float:
         """Of a call with so many experts."""
         works = host.expert_work(experts, rows, together)
-        works[0]()  # makes threads and memory
+        for work in works:  # makes threads and memory, and wakes the processors up
+            work()
         begin()
         found = median(map(seconds, works))
         torch.cuda.synchronize()

@@ -28,7 +28,7 @@ from penstock.weights.tensor import TensorInfo
 LANES: Final = (
     4  # streams that take turns: while some lay out what has come, others have copies to go on with
 )
-RUN: Final = 4  # experts that are copied together, where they lie behind one another
+RUN: Final = 8  # experts that are copied together, where they lie behind one another
 PULLERS: Final = (
     64  # blocks that bring experts: enough that the link never rests, and tiles are laid out meanwhile
 )

@@ -74,6 +74,7 @@ class TieredExperts(ExpertStore):
         self.pacer = Pacer(counters, self.source.checkpoint.config.layer_count)
         self._long_rows = 0  # of the longest step since the last short one
         self._lent = self._withheld = 0  # bytes of the device
+        self._noted: list[tuple[TieredLease, NDArray[np.int64]]] = []  # turns, until they are settled
         self._leases = [TieredLease(self, number, pool) for number, pool in enumerate(pools)]
 
     def acquire(self, block: str, ids: Array, following: Callable[[], None] | None = None) -> "TieredLease":
@@ -95,6 +96,18 @@ class TieredExperts(ExpertStore):
             for number, slot in coming.items():
                 slots.bring(slot, host.expert(base + number))
             self.counters.link_bytes += len(coming) * self.expert_bytes(block)
+
+    def note(self, lease: "TieredLease", ids: NDArray[np.int64]) -> None:
+        """A turn for these, ids [rows, count], has been decided."""
+        self._noted.append((lease, ids))
+
+    def settle(self) -> None:
+        """What can be done about the turns so far while the device computes."""
+        for placement in self.placements:
+            placement.settle()
+        noted, self._noted = self._noted, []
+        for lease, ids in noted:
+            lease.use(sorted(set(ids.ravel().tolist())), len(ids), ids)
 
     def _absent(self, block: int, numbers: Sequence[int]) -> NDArray[np.int64]:
         """Those that the device does not have."""
@@ -222,7 +235,7 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         self.slots, self.places = pool.slots, store.places
         self._bytes = store.expert_bytes(block)
         self._name = store.source.blocks[block]
-        self._asked: NDArray[np.int64] | None = None  # and not yet settled
+        self._admitted = False  # whether the placement has made room for the turn that is being decided
         blocks = store.source.blocks
         self.guesses = (
             store.recorder is None and block + 1 < len(blocks) and blocks[block + 1].startswith("blk.")
@@ -238,24 +251,31 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         return host.at_hand(self.pool.placement.address, self.block)
 
     def begin(self, rows: int) -> None:
-        if self.pool.placement.passing:
+        placement = self.pool.placement
+        if placement.passing:
             self.pool.passing.forget()
         self.store.pacer.turn(self.block, rows)
-        self.pool.placement.begin_turn()
+        if placement.is_full(rows):
+            self.store.settle()
+        placement.begin_turn(rows)
 
     def make_room(self) -> None:
         self.pool.placement.make_room(self.block)
+        self._admitted = True
 
     def taken(self, ids: NDArray[np.int64], computing: float) -> None:
-        self.pool.placement.decided(self.block)
-        self.store.counters.host_seconds += computing
-        self._asked = ids
+        counters, admitted = self.store.counters, self._admitted
+        self._admitted = False
+        counters.link_bytes += self.pool.placement.decided(self.block, admitted) * self._bytes
+        counters.host_seconds += computing
+        self.store.note(self, ids)
 
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
         placement, places = self.pool.placement, self.places
         self.begin(len(ids))
         turn = placement.turn(self.block, sorted(set(ids.ravel().tolist())), len(ids))
-        self._asked = ids.copy()  # the next layer's will come to the same place
+        self.store.counters.link_bytes += len(turn.bring) * self._bytes
+        self.store.note(self, ids.copy())  # the next layer's will come to the same place
         places.fill(-1)
         places[turn.here] = placement.slots_of(self.block)[turn.here]
         places[list(turn.bring)] = list(turn.bring.values())
@@ -277,17 +297,8 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
     def ahead(self, ids: NDArray[np.int64]) -> None:
         self.store.ahead(self.block + 1, ids.tolist())
 
-    def settle(self) -> None:
-        ids, self._asked = self._asked, None
-        if ids is None:
-            return
-        store, placement = self.store, self.pool.placement
-        copied = store.counters.copied
-        placement.settle()
-        store.counters.link_bytes += (store.counters.copied - copied) * self._bytes
-        self._note(sorted(set(ids.ravel().tolist())), len(ids), ids)
-
-    def _note(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
+    def use(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
+        """Whoever counts how experts are used shall know."""
         store = self.store
         store.heat.use(self._name, ids)
         if store.recorder is not None:
@@ -337,10 +348,10 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
 
     def waves(self, rows: NDArray[np.int64]) -> Iterator[Wave]:
         store, placement, passing = self.store, self.pool.placement, self.pool.passing
-        self.settle()
+        store.settle()
         numbers = np.flatnonzero(rows).tolist()
         count = int(rows.sum()) // placement.used
-        self._note(numbers, count, np.array(numbers, np.int64))
+        self.use(numbers, count, np.array(numbers, np.int64))
         missing = placement.long_turn(self.block, numbers, count)
         self.places[:] = placement.slots_of(self.block)
         store.counters.link_bytes += len(missing) * self._bytes

@@ -23,7 +23,7 @@ from penstock.storage.tiers.experts import Pool, TieredExperts
 from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
 from penstock.storage.tiers.pace import USUAL, note, note_routing, noted_routing
 from penstock.storage.tiers.passing import Passing
-from penstock.storage.tiers.placement import SPARE, Placement
+from penstock.storage.tiers.placement import Placement, capacity_of
 from penstock.storage.tiers.plan import memory_share
 from penstock.storage.usage import Usage
 
@@ -178,7 +178,7 @@ class Tiers:
         pace = store.pacer.pace
         if pace is not None:
             note(self.plan, self._backend.description, pace, store.division.times)
-        slots = sum(each.slots - SPARE for each in store.placements)
+        slots = sum(capacity_of(each.slots) for each in store.placements)
         device = slots / (source.experts * len(source.blocks))
         routing = store.pacer.routing(device, memory_share(self.plan, device))
         if routing is None:

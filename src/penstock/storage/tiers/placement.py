@@ -1,12 +1,13 @@
 """Which experts are in a device's slots, and what becomes of those that are not: bookkeeping without memory.
 
 The engine and the replay of traces share it, so both count the same.  A turn only decides, in native code
-(`native/tiers.h`): what follows from it for the cache and the counters is settled later, while the device computes.
-So a few slots are always free.
+(`native/tiers.h`): what follows from it for the cache and the counters is settled later, some turns together, while
+the device computes.  So some slots are free most of the time.
 """
 
 import ctypes
 from collections.abc import Sequence
+from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,18 +22,26 @@ from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division
 
 HALVED_AFTER: Final = 64  # turns with as many uses as there are slots: then what was counted counts half
-SPARE: Final = 8  # slots that are free when a turn begins
+SPARE: Final = (8, 32)  # slots, at least and at most, that are free when turns have been settled
+SPARED: Final = 16  # of so many slots one is
+TOGETHER: Final = (
+    8  # turns that are settled together: one by one Python finds none of its memory in the caches
+)
+GUESSED: Final = 8  # experts that are on their way before anybody has asked for them
 WORTH: Final = 0.25  # right ones of what was brought ahead, below which the link is better left alone
 LONG: Final = 32  # rows of a step, beyond which experts only pass through the device
 
 
 def fewest_slots(experts: int, used: int, passing: int) -> int:
     """What a step of few rows may need together, or a long one in two halves and one besides."""
-    return max(passing + 1, min(experts, LONG * used)) + SPARE
+    needed = max(passing + 1, min(experts, LONG * used))
+    return next(slots for slots in count(needed) if capacity_of(slots) >= needed)
 
 
-def _capacity(slots: int) -> int:
-    return max(1, slots - SPARE)
+def capacity_of(slots: int) -> int:
+    """Experts that stay in so many slots."""
+    least, most = SPARE
+    return max(1, slots - min(most, max(least, slots // SPARED)))
 
 
 class Turn(NamedTuple):
@@ -44,6 +53,17 @@ class Turn(NamedTuple):
 
 
 _HERE, _BRING, _HOST = range(3)  # what becomes of an expert
+
+
+class _Decided(NamedTuple):
+    """A turn, until the cache and the counters know of it."""
+
+    block: int
+    numbers: NDArray[np.int32]
+    fates: NDArray[np.int32]
+    on_disk: int
+    ends: float
+    admitted: bool  # the cache knows already
 
 
 class Placement:
@@ -73,7 +93,7 @@ class Placement:
         chunk: int = 0,
         step: int = 1,
     ):
-        self.cache = Cache(_capacity(slots), make_policy(policy, slots), lambda _: 1)
+        self.cache = Cache(capacity_of(slots), make_policy(policy, slots), lambda _: 1)
         self.division, self.counters, self.memory = division, counters, memory
         self.experts, self.used = experts, used
         self._slot_of = np.full(blocks * experts, -1, np.int32)
@@ -94,8 +114,8 @@ class Placement:
         self._chunk, self._step = chunk, step
         self.left = slots  # by the long step under way
         self._counted = 0
-        self._decided: int | None = None  # the block that a turn was for, until the cache knows of it
-        self._admitted = False  # whether it knows already
+        self._turns: list[_Decided] = []
+        self._unjudged: int | None = None  # the block of the latest turn, until its guesses are judged
         self._guessed: list[Key] = []  # what was brought ahead, until their block's turn is settled
         self.gate = Gate(WORTH)
         self._double: dict[Key, None] = {}  # are in the host's memory too, those that came first in front
@@ -147,7 +167,7 @@ class Placement:
 
     def turn(self, block: int, numbers: Sequence[int], rows: int) -> Turn:
         """What becomes of the experts that a layer needs; numbers ascend."""
-        self.begin_turn()
+        self.begin_turn(rows, len(numbers))
         ids = np.array(numbers, np.int64)
         absent = None
         if self.memory is not None:
@@ -160,39 +180,54 @@ class Placement:
         if not found:
             self.make_room(block)
             native().ps_take_slots(self.address, block)
-        self.decided(block)
+        self.decided(block, admitted=not found)
         fates, slot_of = self._fates[: len(ids)], self.slots_of(block)
         here, bring, host = (ids[fates == fate].tolist() for fate in (_HERE, _BRING, _HOST))
         return Turn(here, {number: int(slot_of[number]) for number in bring}, host)
 
-    def begin_turn(self) -> None:
+    def is_full(self, rows: int, needed: int = 0) -> bool:
+        """Whether turns have to be settled before one of so many rows begins, which needs so many experts if that is
+        known."""
+        if self.memory is not None:  # what it holds follows from what the device was given
+            return bool(self._turns)
+        needed = max(needed, min(rows * self.used, self.experts))
+        return len(self._turns) >= TOGETHER or (bool(self._turns) and self._described.free_count < needed)
+
+    def begin_turn(self, rows: int, needed: int = 0) -> None:
         """A turn is about to be decided."""
-        self.settle()
+        self._judge_guesses()
+        if self.is_full(rows, needed):
+            self.settle()
         self.end_long()
 
-    def decided(self, block: int) -> None:
-        """A turn of this block has been."""
-        if self._decided is None:
-            self._decided, self._admitted = block, False
+    def decided(self, block: int, admitted: bool = False) -> int:
+        """A turn of this block has been; how many experts are brought.  admitted: after `make_room`"""
+        described, count = self._described, self._described.count
+        turn = (self._numbers[:count].copy(), self._fates[:count].copy(), described.on_disk, described.ends)
+        self._turns.append(_Decided(block, *turn, admitted))
+        self._unjudged = block
+        bring: int = described.bring
+        return bring
 
     def make_room(self, block: int) -> None:
-        """A turn of this block has been decided, and fewer slots are free than it needs."""
-        self._decided, self._admitted = block, True
-        self._admit(self._kept())
+        """A turn of this block has been decided, and needs more slots than are free.  All before it are settled."""
+        assert not self._turns
+        count = self._described.count
+        numbers, fates = self._numbers[:count], self._fates[:count]
+        self._admit((numbers[fates != _HOST] + block * self.experts).tolist())
 
-    def _kept(self) -> list[Key]:
-        """What the device has, or will have, of the turn that was decided."""
-        assert self._decided is not None
-        base, count = self._decided * self.experts, self._described.count
-        numbers, fates = self._numbers[:count].tolist(), self._fates[:count].tolist()
-        return [base + number for number, fate in zip(numbers, fates, strict=True) if fate != _HOST]
+    def _kept(self, turn: _Decided) -> list[Key]:
+        """What the device has of a turn.  Those before it, settled first, may have made some go."""
+        keys = turn.numbers[turn.fates != _HOST] + turn.block * self.experts
+        found: list[Key] = keys[self._slot_of[keys] >= 0].tolist()
+        return found
 
     def ahead(self, block: int, numbers: Sequence[int], most: int) -> dict[int, int]:
         """Slots for those of these experts that the block's next turn is likely to miss, at most so many.  Until then
         they belong to nobody; what is not needed after all leaves its slot when that turn is settled."""
         found, described = dict[int, int](), self._described
         for number in numbers:
-            if len(found) == most or not described.free_count or len(self._guessed) == SPARE:
+            if len(found) == most or not described.free_count or len(self._guessed) == GUESSED:
                 break
             key = block * self.experts + number
             if self._slot_of[key] < 0 and self._ahead[key] < 0:
@@ -202,8 +237,11 @@ class Placement:
         described.ahead_count += len(found)
         return found
 
-    def _judge_guesses(self, block: int) -> None:
-        """What was brought ahead for a block and not needed leaves its slot.  By the next turn it is there."""
+    def _judge_guesses(self) -> None:
+        """What was brought ahead for the latest turn and not needed leaves its slot: by the next one it is there."""
+        block, self._unjudged = self._unjudged, None
+        if block is None or not self._guessed:
+            return
         right = self._described.claimed
         self.counters.ahead_right += right
         for _ in range(right):
@@ -219,33 +257,32 @@ class Placement:
                 self.gate.judge(right=False)
 
     def settle(self) -> None:
-        """The rest of a turn, which nobody has to wait for."""
-        block = self._decided
-        if block is None:
-            return
-        if self._guessed:
-            self._judge_guesses(block)
-        if not self._admitted:
-            self._admit(self._kept())
-        self._decided = None
-        described, counters = self._described, self.counters
-        count, bring, host, on_disk = described.count, described.bring, described.host, described.on_disk
-        numbers = self._numbers[:count] + block * self.experts
+        """The rest of the turns so far, which nobody has to wait for."""
+        self._judge_guesses()
+        turns, self._turns = self._turns, []
+        for turn in turns:
+            self._settle(turn)
+
+    def _settle(self, turn: _Decided) -> None:
+        if not turn.admitted:
+            self._admit(self._kept(turn))
+        count, numbers = len(turn.numbers), turn.numbers + turn.block * self.experts
+        here, bring, host = np.bincount(turn.fates, minlength=3).tolist()
         if self.memory is not None and bring:
-            self._both(numbers[self._fates[:count] == _BRING].tolist())
+            self._both(numbers[turn.fates == _BRING].tolist())
         self._uses[numbers] += 1
         self._counted += count
         if self._counted >= HALVED_AFTER * self._slots:
             self._counted = 0
             self._uses >>= 1
-        missing = bring + host
-        counters.device_hits += count - missing
-        counters.device_misses += missing
-        counters.memory_hits += missing - on_disk
-        counters.disk_reads += on_disk
+        counters = self.counters
+        counters.device_hits += here
+        counters.device_misses += bring + host
+        counters.memory_hits += bring + host - turn.on_disk
+        counters.disk_reads += turn.on_disk
         counters.copied += bring
         counters.on_host += host
-        counters.expected_seconds += described.ends
+        counters.expected_seconds += turn.ends
 
     def _admit(self, keys: list[Key]) -> None:
         """The cache has these, and whoever has to go for them leaves a slot."""
@@ -341,7 +378,7 @@ class Placement:
         if self.passing:
             self.passing = []
             self._all_free(self._slots)
-            self._resize_cache(_capacity(self._slots))
+            self._resize_cache(capacity_of(self._slots))
 
     # ── less memory ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -351,7 +388,7 @@ class Placement:
         self.end_long()
         self._slots, self._long_slots = slots, long_slots
         self._leave(slots)
-        self._shrink(_capacity(slots))
+        self._shrink(capacity_of(slots))
 
     def _leave(self, slots: int) -> None:
         """Only the first so many are used.  Nothing is on its way to any."""

@@ -70,6 +70,7 @@ def replay_tiers(
                 cache.drop(key)
             for _ in cache.request([block * header.experts + number for number in missing]):
                 pass
+    for placement in placements.values():
         placement.settle()
     return counters
 

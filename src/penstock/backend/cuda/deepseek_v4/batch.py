@@ -86,7 +86,6 @@ class StepMemory:
         self.positions = self._device[20 * rows :].view(torch.int32)
         self.live = 0  # rows of the step under way that are not padding
         self.cuts = True  # whether its graph is cut
-        self.later: Callable[[], None] | None = None  # what the host does while the card computes
         self._wanted: tuple[int, ...] = ()  # the rows that are there now
         self.routers: list[CudaRouter] = []  # in the model's order
         self.mixes: list[torch.Tensor] = []  # matrices of the hyper-connections, in the model's order

@@ -71,7 +71,7 @@ class Divided:
         self._before: list[Launch] = []
         self._meanwhile: list[Launch] = []  # what the host need not wait for
         self._after: list[Launch] = [Receive(self._exchange, lease.slots, pull)]
-        self._turn = Turn(self._answer, self._exchange.give_up, layer is not None)
+        self._turn = Turn(self._answer, self._give_up, layer is not None)
         for a, b, image in images:
             self._add(a, b, image, lease.slots)
         out = workspace.take("experts", spec.hidden)[: self._rows]
@@ -144,16 +144,18 @@ class Divided:
 
     def _answer(self) -> None:
         exchange, live, lease = self._exchange, self._memory.live, self._lease
-        later, self._memory.later = self._memory.later, lease.settle
-        if later is not None:
-            later()  # of the layer before
         turn = exchange.next()
         rows = live if padded(live) == self._rows else self._rows
         turns = self._turns
         idle = self._answer_in_python(rows) if turns is None else turns.take(turn, rows, lease, check)
         lease.waited(idle, *exchange.waits())
         if self._next is not None:
-            lease.ahead(exchange.likely)
+            lease.ahead(exchange.likely if turns is None else turns.likely)
+
+    def _give_up(self) -> None:
+        if self._turns is not None:
+            self._turns.finish()
+        self._exchange.give_up()
 
     def _answer_in_python(self, rows: int) -> float:
         """Where experts may have to come from disk."""
