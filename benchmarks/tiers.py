@@ -1,19 +1,26 @@
 """A model that a GPU's memory does not hold: experts on the card, in RAM and on disk, and what binds each case.
 
-    python -m benchmarks.tiers --synth /dev/shm/q2.gguf [--layers 43] [--cases 24,2k,8k,12,alone]
-    python -m benchmarks.tiers --synth /dev/shm/skew.gguf --skew 1 --cases 24
-    python -m benchmarks.tiers --synth /data/q2.gguf --layers 20 --cases disk
+    python -m benchmarks.tiers --synth /mnt/ram/q2.gguf [--layers 43] [--cases 24,2k,8k,12,alone]
+    python -m benchmarks.tiers --synth /mnt/ram/skew.gguf --skew 1 --layers 12 --cases 24
+    python -m benchmarks.tiers --synth /data/q2.gguf --layers 12 --cases disk
 
 24, 12   decoding with `--vram 24GiB` and `12GiB`, the rest in RAM
 alone    the same with 12GiB and every expert copied to the card: what the processors' share is worth
 2k, 8k   prompts of 2,048 and 8,192 tokens with 24GiB
-disk     decoding with `--vram 16GiB --memory 32GiB`
+disk     decoding with `--vram 16GiB --memory 32GiB`, once memory is full
 parts    what one expert takes over the link and on the processors
+plan     what `plan` expects of 24 and 12 before anything is loaded, and what that is based on
+
+The file is best on a RAM disk with huge pages, which the link and the processors read faster than those of 4 KiB that
+/dev/shm usually has:
+
+    mount -t tmpfs -o huge=always,size=100g tmpfs /mnt/ram
 
 One engine runs them: smaller budgets are slots that it gives up.
 With fewer layers than the published model has, budgets shrink so that tiers hold the same share of the experts, and
 speeds are those of all layers: the time of a token grows with them.  Weights are random: what is chosen is uniform,
-or follows Zipf's law with `--skew`.  Every line is JSON.
+or follows Zipf's law with `--skew`.  Every line is JSON.  `planned` is what `plan` would expect after the case.
+Twelve layers are 26 GB.
 
 The disk's case is to be run in a memory group of that size, whose peak is printed:
 
@@ -24,20 +31,17 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.tier_parts import measure_parts
 from penstock import Engine
 from penstock.backend import open_backend
-from penstock.backend.base import HostExpert
-from penstock.backend.cpu.backend import CpuBackend
-from penstock.backend.cpu.host_share import expert_work
-from penstock.backend.cpu.weights import CpuExpert
 from penstock.backend.device import DeviceBackend
+from penstock.bench.tier_speed import device_share, expect_in_tiers, expect_with
 from penstock.engine.options import EngineOptions
 from penstock.engine.planning import make_engine_plan
 from penstock.engine.sampling import Sampling
@@ -47,7 +51,8 @@ from penstock.machine.groups import find_groups
 from penstock.machine.kernel_files import text
 from penstock.machine.memory import resident_bytes
 from penstock.storage.plan import Plan
-from penstock.storage.tiers.division import Times
+from penstock.storage.tiers.pace import Pacer
+from penstock.storage.tiers.plan import memory_share
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imagined import imagine
 from penstock.weights.opening import open_checkpoint
@@ -58,6 +63,8 @@ GIB = 1 << 30
 CONTEXT = 16384
 SAMPLING = Sampling(temperature=1.0, seed=1, ignore_eos=True)
 WARM, TOKENS = 12, 40
+MOST_WARM = 200  # tokens, until a cache of experts that come from disk is full
+FULL = 0.9
 COUNTED = (
     "device_hits",
     "copied",
@@ -66,7 +73,7 @@ COUNTED = (
     "ahead_right",
     "ahead_wrong",
 )  # experts of a token
-KNOWN = ("24", "12", "alone", "2k", "8k", "disk", "parts")
+KNOWN = ("24", "12", "alone", "2k", "8k", "disk", "parts", "plan")
 
 
 def say(case: str, **numbers: Any) -> None:
@@ -98,6 +105,13 @@ class Scaled:
             share, fits = self._share(self.checkpoint, middle)
             low, high = (middle, high) if not fits or share < wanted else (low, middle)
         return high
+
+    def plan(self, vram: int, memory: Any = None) -> Plan:
+        """Of this file, with the whole model's budget of the card."""
+        chosen = EngineOptions(
+            device="cuda", vram=self.vram(vram), memory=memory, draft="off", learn="off", context=CONTEXT
+        )
+        return make_engine_plan(self.checkpoint, chosen, self.backend, CONTEXT)[0]
 
     def _share(self, checkpoint: Checkpoint, vram: int) -> tuple[float, bool]:
         chosen = EngineOptions(device="cuda", vram=vram, memory=None, draft="off", context=CONTEXT)
@@ -132,8 +146,7 @@ def give_up(engine: Engine, scaled: Scaled, vram: int) -> None:
     """The card holds what it would hold with a smaller budget: nothing is opened again."""
     tiers = engine.storage.tiers
     assert tiers is not None
-    chosen = EngineOptions(device="cuda", vram=scaled.vram(vram), memory=None, draft="off", context=CONTEXT)
-    plan, _ = make_engine_plan(scaled.checkpoint, chosen, scaled.backend, CONTEXT)
+    plan = scaled.plan(vram)
     assert plan.tiers is not None
     slots = sum(kind.slots * kind.slot_bytes for kind in plan.tiers.kinds)
     assert engine.plan.tiers is not None
@@ -162,20 +175,26 @@ def group_peak() -> int | None:
     return None
 
 
-def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
+def decode(engine: Engine, scaled: Scaled, case: str, vram: int, before: int) -> float:
     """Tokens per second of the whole model"""
-    session, times = engine.session(), list[float]()
+    tiers = engine.storage.tiers
+    assert tiers is not None
+    session, times, counted = engine.session(), list[float](), None
     prompt = [int(i) for i in np.random.default_rng(1).integers(2, engine.config.vocab_size, 16)]
-    begin, counted = time.perf_counter(), engine.stats()
-    for number, _ in enumerate(engine.generate(prompt, WARM + TOKENS, SAMPLING, session)):
-        now = time.perf_counter()
-        times.append(now - begin)
-        begin = now
-        if number == WARM - 1:
-            counted = engine.stats()
-    after, mean = engine.stats(), statistics.mean(times[WARM:])
+    begin, warm = time.perf_counter(), 0
+    for _ in engine.generate(prompt, MOST_WARM + TOKENS, SAMPLING, session):
+        if counted is not None:
+            times.append(time.perf_counter() - begin)
+        elif (warm := warm + 1) >= WARM and (is_full(stats := engine.stats()) or warm == MOST_WARM):
+            counted = stats
+            tiers.experts.pacer = Pacer(tiers.experts.counters, engine.config.layer_count)
+        if len(times) == TOKENS:
+            break
+        begin = time.perf_counter()
+    assert counted is not None
+    after, mean = engine.stats(), statistics.mean(times)
     each = {
-        name: (after[name] - counted[name]) / (len(times) - WARM)
+        name: (after[name] - counted[name]) / len(times)
         for name in after
         if isinstance(after[name], int | float) and name in counted
     }
@@ -194,9 +213,17 @@ def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
         else "the card and the host's turns"
     )
     speed = 1 / (mean * scaled.layers)
+    plan, pacer = scaled.plan(vram, engine.options.memory), tiers.experts.pacer
+    share = device_share(scaled.checkpoint, plan)
+    routing, pace = pacer.routing(share, memory_share(plan, share)), pacer.pace
+    assert routing is not None
+    assert pace is not None
+    division = tiers.experts.division
+    planned = expect_with(scaled.checkpoint, plan, division.times, pace, routing, division.exact)
     say(
-        case, tokens_per_second=round(speed, 2), binds=binds, ms=round(mean * 1e3, 2),
-        median_ms=round(statistics.median(times[WARM:]) * 1e3, 2), layers=engine.config.layer_count,
+        case, tokens_per_second=round(speed, 2), planned=round(planned.tokens_per_second / scaled.layers, 2),
+        routing=[round(each, 3) for each in routing], warm=warm, binds=binds, ms=round(mean * 1e3, 2),
+        median_ms=round(statistics.median(times) * 1e3, 2), layers=engine.config.layer_count,
         us_a_layer=round(mean / engine.config.layer_count * 1e6), besides_ms=round(rest * 1e3, 2),
         of_bound=round(max(parts.values()) / mean, 2),
         parts_ms={name: round(value * 1e3, 2) for name, value in parts.items()},
@@ -209,61 +236,9 @@ def decode(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
     return speed
 
 
-def parts(engine: Engine) -> None:
-    """What an expert takes by each way alone, and both at a time."""
-    tiers, backend = engine.storage.tiers, engine.backend
-    assert tiers is not None
-    assert isinstance(backend, DeviceBackend)
-    store, processors = tiers.experts, backend.beside
-    assert isinstance(processors, CpuBackend)
-    slots, there = store.pools[0].slots, dict(sorted(store.pools[0].placement.slot_of.items())[:40])
-
-    def copy(experts: Sequence[HostExpert]) -> None:
-        for slot, expert in zip(there.values(), experts, strict=True):  # once more to where they are
-            slots.bring(slot, expert)
-
-    def timed(work: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        work()
-        return time.perf_counter() - begin
-
-    found: dict[str, Any] = {"as measured": [round(each * 1e6, 1) for each in _flat(store.division.times)]}
-    with store.host.sample(list(there)) as experts:
-        copy(experts)
-        slots.wait()
-        issue = timed(lambda: copy(experts))
-        slots.wait()
-        found["asked_us"] = round(issue / len(experts) * 1e6, 1)
-        begin = time.perf_counter()
-        copy(experts)
-        slots.wait()
-        found["link_us"] = round((time.perf_counter() - begin) / len(experts) * 1e6, 1)
-        for run in (1, 2, 4):
-            groups = [experts[first : first + run] for first in range(0, len(experts) - run + 1, run)]
-            begin = time.perf_counter()
-            for number, group in enumerate(groups):
-                slots.bring_all(list(there.values())[number * run : (number + 1) * run], group)
-            slots.wait()
-            found[f"link_us, {run} together"] = round(
-                (time.perf_counter() - begin) / run / len(groups) * 1e6, 1
-            )
-        own = [expert for expert in experts if isinstance(expert, CpuExpert)]
-        threads = processors.threads
-        for count in (1, 2, 4):
-            for used in sorted({threads, threads * 3 // 4, threads // 2}):
-                works = expert_work(own, 1, count, used)
-                works[0]()
-                alone = statistics.median(timed(work) for work in works) / count
-                copy(experts)
-                both = statistics.median(timed(work) for work in works[: 20 // count]) / count
-                slots.wait()
-                found[f"{count} by {used} threads"] = [round(alone * 1e6, 1), round(both * 1e6, 1)]
-    say("an expert, microseconds: processors alone, beside copies", **found)
-
-
-def _flat(times: Times) -> list[float]:
-    """Link, call, then the host by rows."""
-    return [times.link, times.call, *times.host]
+def is_full(stats: dict[str, Any]) -> bool:
+    """Whether memory has what it will have: from now on something goes for what comes."""
+    return bool(stats.get("cached_bytes", 1) >= FULL * stats.get("capacity_bytes", 0))
 
 
 def machine() -> dict[str, str]:
@@ -298,20 +273,31 @@ def prefill(engine: Engine, scaled: Scaled, length: int, before: int) -> float:
     return speed
 
 
+def foretell(scaled: Scaled) -> None:
+    for vram in (24, 12):
+        plan = scaled.plan(vram * GIB)
+        found = expect_in_tiers(scaled.checkpoint, plan, scaled.backend, EngineOptions(learn="off"))
+        say(
+            f"plan {vram}", tokens_per_second=round(found.tokens_per_second / scaled.layers, 2), binds=found.binds,
+            hit_rate=round(found.device, 3), basis=found.basis, measured=found.measured,
+        )  # fmt: skip
+
+
 def run_case(engine: Engine, scaled: Scaled, case: str, before: int) -> float:
     assert engine.storage.tiers is not None
     experts = engine.storage.tiers.experts
     experts.division.exact = case == "alone"
+    vram = (12 if case in ("12", "alone") else 24) * GIB
     if case in ("12", "alone"):
-        give_up(engine, scaled, 12 * GIB)
+        give_up(engine, scaled, vram)
     else:
         experts.withhold(0)
     if case == "parts":
-        parts(engine)
+        say("an expert, microseconds: processors alone, beside copies", **measure_parts(engine))
         return 0.0
     if case in ("2k", "8k"):
         return prefill(engine, scaled, 2048 if case == "2k" else 8192, before)
-    return decode(engine, scaled, f"decode {case}", before)
+    return decode(engine, scaled, f"decode {case}", vram, before)
 
 
 def main() -> None:
@@ -353,10 +339,13 @@ def main() -> None:
     cases = chosen.cases.split(",")
     if unknown := set(cases) - {*KNOWN}:
         parser.error(f"--cases: {', '.join(unknown)}, expected some of {', '.join(KNOWN)}")
+    if "plan" in cases:
+        foretell(scaled)
+        cases.remove("plan")
     if "disk" in cases:
         memory = scaled.memory(32 * GIB)
         with open_case(scaled, 16 * GIB, memory=memory, **options) as engine:
-            decode(engine, scaled, "disk", before)
+            decode(engine, scaled, "disk", 16 * GIB, before)
         cases.remove("disk")
     backend.release()
     if cases:

@@ -52,21 +52,29 @@ def test_a_plan_shows_every_tier(model: Path, device: Double) -> None:
     shown = run(*flags, (2 << 30) + 3 * MIB)
     for words in ("tiers", "a double", "memory", "disk", "found there", "bound by", "host:"):
         assert words in shown
+    assert "as random weights choose" in shown
+    assert "with usual times until a run has measured" in shown
     found = json.loads(run(*flags, (2 << 30) + 3 * MIB, "--json"))
     assert found["mode"] == "tiers"
     assert 0 < found["device"] < 1
     assert 0 < found["memory"] < 1
     assert found["binds"] in found["seconds"]
     assert found["tiers"]["whole"] is False
+    assert found["measured"] is False
     assert "in the mapped file" in run(*flags, "none")
 
 
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
 def test_a_model_that_does_not_fit_says_so_in_one_line(
-    model: Path, device: Double, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    device: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wanted: str,
 ) -> None:
     vram = smallest_vram(model, device) + 2 * MIB
     monkeypatch.setattr(opening, "read_gpus", lambda: (Gpu(0, "a double", 1 << 30, (9, 0), 1, "13.0", 4e12),))
-    chosen = EngineOptions(vram=vram, context=256, memory=None, draft="off", learn="off")
+    chosen = EngineOptions(device=wanted, vram=vram, context=256, memory=None, draft="off", learn="off")
     with opening.open_engine(model, chosen):
         pass
     (line,) = capsys.readouterr().err.splitlines()

@@ -45,3 +45,6 @@ def test_what_tiers_did_is_what_the_engine_says(monkeypatch: pytest.MonkeyPatch,
     assert 0 < shown["memory"]["experts"]["used"] <= plan.experts_held
     assert 0 < shown["memory"]["ram"]["used"] <= shown["memory"]["ram"]["limit"] == plan.tiers.held
     assert shown["about"]["mode"] == "tiers"
+    assert shown["storage"] is None
+    assert shown["tiers"] == {name: stats[name] for name in shown["tiers"]}
+    assert shown["tiers"]["device_misses"] > 0

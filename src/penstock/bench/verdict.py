@@ -58,10 +58,8 @@ def judge_model(
         return Verdict("not", (f"It does not fit: {error}.", "More memory is all that helps."))
     if isinstance(backend, DeviceBackend):
         if plan.tiers is not None:
-            expected_there = expect_in_tiers(
-                checkpoint, plan, backend, exact=options.exact, again=again, say=say
-            )
-            return _in_tiers(plan, backend, expected_there)
+            there = expect_in_tiers(checkpoint, plan, backend, options, again=again, say=say)
+            return _in_tiers(plan, backend, there)
         return _on_device(plan, backend)
     expected = expect_here(checkpoint, plan, backend, learned=options.learn == "on", again=again, say=say)
     helps = sorted(_helps(whole, checkpoint, plan, expected, backend, planned), key=lambda each: -each[1])
@@ -88,8 +86,9 @@ def _in_tiers(plan: Plan, backend: DeviceBackend, expected: InTiers) -> Verdict:
     tiers = plan.tiers
     assert tiers is not None
     others = "the others are in memory" if tiers.whole else "the others are in memory and on disk"
+    held = plan.experts_held / plan.experts_total
     sentences = (
-        f"It does not fit {backend.description}: {expected.device:.0%} of the experts are there, {others}.",
+        f"It does not fit {backend.description}: {held:.0%} of the experts are there, {others}.",
         f"Expect about {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}.",
     )
     most = expected.prefill_tokens_per_second

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backend.device import DeviceBackend
-from penstock.bench.tier_speed import expect_with, usual_pace
+from penstock.bench.tier_speed import expect_routing, expect_with, usual_pace
 from penstock.cli import options
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -32,7 +32,9 @@ def open_engine(model: Path | None, chosen: EngineOptions, *, load: bool = True)
             engine = Engine(path, progress=bar.update, load=load, **given(chosen))
         finally:
             bar.stop()
-    if isinstance(engine.backend, DeviceBackend) and chosen.device == "auto":
+    if isinstance(engine.backend, DeviceBackend) and (
+        chosen.device == "auto" or engine.plan.tiers is not None
+    ):
         print(f"penstock: {_where(engine, engine.backend)}", file=sys.stderr)
     for warning in noticed:  # in the form of an error, without the line of code that Python would add
         print(f"penstock: {warning.message}", file=sys.stderr)
@@ -53,7 +55,8 @@ def _where(engine: Engine, device: DeviceBackend) -> str:
         return line
     times, before = running.experts.division.times, noted(plan, device.description)
     pace = usual_pace(plan, bandwidth) if before is None else before[0]
-    expected = expect_with(engine.checkpoint, plan, times, pace, engine.options.exact)
+    routing, _ = expect_routing(engine.checkpoint, plan, engine.options.learn == "on")
+    expected = expect_with(engine.checkpoint, plan, times, pace, routing, engine.options.exact)
     return f"{line}; about {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}"
 
 

@@ -46,7 +46,7 @@ def show_plan(
         if plan.tiers is None:
             _on_device(checkpoint, backend, plan, tokens, json_output)
         else:
-            found = expect_in_tiers(checkpoint, plan, backend, exact=chosen.exact, again=measure, say=_SAY)
+            found = expect_in_tiers(checkpoint, plan, backend, chosen, again=measure, say=_SAY)
             _in_tiers(backend, plan, tokens, found, chosen.context is not None, json_output)
         return
     expected = expect_here(
@@ -109,7 +109,7 @@ def _in_tiers(
     assert tiers is not None
     console.print(_places(plan, context, asked))
     disk = 1 - expected.device - expected.memory
-    table = Table(title="where a token's experts are, if all are equally likely", title_justify="left")
+    table = Table(title=f"where a token's experts are, {expected.basis}", title_justify="left")
     for column in ("tier", "bytes", "found there"):
         table.add_column(column, justify="left" if column == "tier" else "right")
     table.add_row(backend.description, size(plan.experts_held), f"{expected.device:.0%}")
@@ -121,8 +121,9 @@ def _in_tiers(
         f"{name} {1e3 * seconds:.3g} ms" for name, seconds in expected.seconds.items() if seconds
     )
     console.print(f"busy with a token, side by side: {busy}", markup=False)
+    times = "as an earlier run measured" if expected.measured else "with usual times until a run has measured"
     console.print(
-        f"expected decode: {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}; "
+        f"expected decode: {speed(expected.tokens_per_second)} tokens/s, bound by {expected.binds}, {times}; "
         f"prompts of {plan.chunk:,} tokens and more: {speed(expected.prefill_tokens_per_second)} tokens/s at most",
         markup=False,
     )

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.bench.tier_speed import FOUND, UNKNOWN, InTiers, expect_routing, expect_with
 from penstock.engine.engine import Engine
+from penstock.engine.sampling import Sampling
 from penstock.errors import BudgetError, DeviceFullError, ReadError
 from penstock.storage.policy_choice import DEFAULT
+from penstock.storage.tiers import opening
+from penstock.storage.tiers.division import Times
 from penstock.storage.tiers.host import StreamedTier
+from penstock.storage.tiers.pace import Pace
 from penstock.storage.tiers.replay import Slots, replay_tiers
 from penstock.storage.trace import read_trace
 from penstock.weights.synth import synth
@@ -18,6 +23,7 @@ from tests.storage.tiers.double import Double, Logits, open_double, smallest_vra
 
 PROMPT = [(7 * number + 3) % 256 for number in range(90)]
 MIB = 1 << 20
+TIMES = Times(1e-4, (2e-4, 8e-4, 3.2e-3), disk=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +128,57 @@ def test_a_replay_counts_what_the_engine_counted(
         del each["link_bytes"]  # a file's experts have other sizes than slots have
     assert found == counted
     assert counted["device_hits"] > 0
+
+
+def test_a_restart_begins_with_what_was_used_most(
+    monkeypatch: pytest.MonkeyPatch, model: Path, expected: Logits, least: int
+) -> None:
+    """The device has the first of them, memory the next ones, and nobody reads any of them again."""
+    options: dict[str, Any] = {"memory": (2 << 30) + 4 * MIB, "learn": "on", "exact": True}
+    for run in range(2):
+        engine, _ = tiered(monkeypatch, model, least, **options)
+        with engine:
+            tiers = engine.storage.tiers
+            assert tiers is not None
+            host = tiers.experts.host
+            assert isinstance(host, StreamedTier)
+            device = {key for each in tiers.experts.placements for key in each.slot_of}
+            memory = {key for key in range(4 * 16) if key in host.store.cache}
+            assert bool(device) == bool(memory) == (run > 0)
+            assert not device & memory
+            if run:
+                assert len(device) == tiers.experts.placements[0].cache.capacity
+                heat = engine.storage.learning
+                assert heat is not None
+                assert heat.known is not None
+                favourites = heat.known.favourites()
+                assert {*favourites[: len(device)]} == device
+                assert {*favourites[len(device) : len(device) + len(memory)]} == memory
+            assert np.array_equal(answers(engine), expected)
+            for _ in range(6):
+                answers(engine)
+
+
+@pytest.mark.parametrize("memory", [None, (2 << 30) + 3 * MIB])
+def test_a_plan_expects_to_find_what_the_last_run_found(
+    monkeypatch: pytest.MonkeyPatch, model: Path, least: int, memory: int | None
+) -> None:
+    """With another budget too."""
+    monkeypatch.setattr(opening, "measure_division", lambda *_: TIMES)
+    found: list[tuple[InTiers, dict[str, Any]]] = []
+    for extra in (2, 2, 4):
+        engine, _ = tiered(monkeypatch, model, least + extra * MIB, memory=memory)
+        checkpoint, plan = engine.checkpoint, engine.plan
+        with engine:
+            expected, basis = expect_routing(checkpoint, plan, learned=False)
+            list(engine.generate([1, 2, 3], 120, Sampling(temperature=1.0, seed=1, ignore_eos=True)))
+            stats = engine.stats()
+        assert basis == (FOUND if found else UNKNOWN)
+        found.append((expect_with(checkpoint, plan, TIMES, Pace(1e-3, 0.0), expected), stats))
+    for shares, stats in found[1:]:
+        asked = stats["device_hits"] + stats["device_misses"]
+        assert shares.device == pytest.approx(stats["device_hits"] / asked, abs=0.05)
+        assert shares.memory == pytest.approx(stats["memory_hits"] / asked, abs=0.05)
 
 
 def test_a_read_that_fails_leaves_nothing_half_done(

@@ -36,6 +36,15 @@ STORAGE: Final = (
     "prefetch_wasted",
     "read_errors",
 )
+TIERS: Final = (
+    "device_hits",
+    "device_misses",
+    "on_host",
+    "link_bytes",
+    "disk_bytes",
+    "host_stall_seconds",
+    "link_stall_seconds",
+)
 
 router = APIRouter()
 
@@ -84,6 +93,7 @@ def snapshot(service: Service, totals: Totals | None) -> dict[str, Any]:
         },
         "tokens": None if totals is None else {name: getattr(totals, name) for name in TOKENS},
         "storage": {name: stats.get(name, 0) for name in STORAGE} if "hits" in stats else None,
+        "tiers": {name: stats.get(name, 0) for name in TIERS} if "device_hits" in stats else None,
         "drafts": drafts(stats.get("draft")),
         "memory": memory_by_tier(service, stats),
         "gpu": _gpu_steps(stats.get("device")),

@@ -1,6 +1,7 @@
 """The tiers of a plan, made."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from penstock.storage.cache import make_cache
 from penstock.storage.counters import BlockCounters, Counters
 from penstock.storage.device import expert_infos
 from penstock.storage.plan import Plan
+from penstock.storage.policies import Key
 from penstock.storage.prefetch import Prefetch
 from penstock.storage.reader import Reader
 from penstock.storage.slots import Slots
@@ -19,9 +21,10 @@ from penstock.storage.tiers.counters import TierCounters
 from penstock.storage.tiers.division import Division, Times
 from penstock.storage.tiers.experts import Pool, TieredExperts
 from penstock.storage.tiers.host import HostTier, MappedTier, StreamedTier
-from penstock.storage.tiers.pace import note
+from penstock.storage.tiers.pace import USUAL, note, note_routing, noted_routing
 from penstock.storage.tiers.passing import Passing
-from penstock.storage.tiers.placement import Placement
+from penstock.storage.tiers.placement import Placement, capacity_of
+from penstock.storage.tiers.plan import memory_share
 from penstock.storage.usage import Usage
 
 PINNERS: Final = 8  # threads: the system looks up every page
@@ -102,10 +105,19 @@ class Tiers:
         if self.experts.recorder is not None:  # a replay begins with nothing
             return
         if known is not None and known.tells:
-            self.experts.preload(known.favourites())
+            self._preload(known.favourites())
         elif self.experts.host.cache is None:
             blocks = range(len(source.checkpoint.layers))
             self.experts.preload([b * source.experts + e for e in range(source.experts) for b in blocks])
+
+    def _preload(self, favourites: Sequence[Key]) -> None:
+        """The device begins with the most used experts, memory with those behind them."""
+        store, host = self.experts, self.experts.host
+        store.preload(favourites)
+        if isinstance(host, StreamedTier):
+            device = {key for placement in store.placements for key in placement.slot_of}
+            host.forget(sorted(device))
+            host.store.preload([key for key in favourites if key not in device])
 
     def _pin(self) -> None:
         """All of a mapped file; slots that are filled from disk are pinned one by one."""
@@ -153,14 +165,31 @@ class Tiers:
         return found
 
     def close(self) -> None:
-        pace = self.experts.pacer.pace
-        if pace is not None:
-            note(self.plan, self._backend.description, pace, self.experts.division.times)
+        self._note()
         for pool in self.experts.pools:
             pool.slots.wait()
         for memory in self._pinned:
             self._backend.unpin(memory)
         self._pinned.clear()
+
+    def _note(self) -> None:
+        """What was found, for the next plan."""
+        store, source = self.experts, self.experts.source
+        pace = store.pacer.pace
+        if pace is not None:
+            note(self.plan, self._backend.description, pace, store.division.times)
+        slots = sum(capacity_of(each.slots) for each in store.placements)
+        device = slots / (source.experts * len(source.blocks))
+        routing = store.pacer.routing(device, memory_share(self.plan, device))
+        if routing is None:
+            return
+        model = source.checkpoint.fingerprint()
+        before, whole = noted_routing(model) or USUAL, isinstance(store.host, MappedTier)
+        if whole:
+            routing = routing._replace(memory=before.memory)
+        if not whole or store.recorder is not None:
+            routing = routing._replace(guessed=before.guessed)  # nothing was brought ahead this time
+        note_routing(model, routing)
 
 
 def measure_division(store: TieredExperts, backend: DeviceBackend) -> Times:

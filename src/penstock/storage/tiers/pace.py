@@ -1,4 +1,5 @@
-"""What a token takes besides what is waited for: measured while a model answers, and noted for the next plan."""
+"""What a token takes besides what is waited for, and where its experts are found: measured while a model answers, and
+noted for the next plan."""
 
 import hashlib
 import math
@@ -19,10 +20,32 @@ KEPT: Final = 256  # tokens, the latest ones
 
 class Pace(NamedTuple):
     """device: seconds of a token that the device computes; turn: seconds of a layer in which it waits for more than
-    experts should take that are copied, or computed by the host"""
+    experts should take that are copied, or computed by the host; below zero where it waits for less"""
 
     device: float
     turn: float
+
+
+class Routing(NamedTuple):
+    """Who is asked for, as far as places are concerned.
+
+    device   slots for a share s of the experts have s ** device of the uses: 1 if all are equally likely, less the
+             more some are preferred
+    memory   the same of the other experts, and of memory that holds a share of them
+    guessed  of the uses that slots do not have, the share that is brought before it is asked for
+    """
+
+    device: float
+    memory: float
+    guessed: float
+
+
+USUAL: Final = Routing(0.85, 1.0, 0.2)  # of random weights (`benchmarks/tiers.py`)
+
+
+def power(share: float, uses: float) -> float:
+    """Of which a share of the experts is that of the uses."""
+    return math.log(min(0.999, max(0.001, uses))) / math.log(share) if 0.0 < share < 1.0 else 1.0
 
 
 class Pacer:
@@ -33,6 +56,7 @@ class Pacer:
         self._begin: tuple[float, ...] | None = None
         self._turns = 0
         self._paces: deque[Pace] = deque(maxlen=KEPT)
+        self._uses: deque[tuple[float, ...]] = deque(maxlen=KEPT)  # asked for, found, guessed, in memory
 
     def turn(self, block: int, rows: int) -> None:
         """A layer begins."""
@@ -48,10 +72,13 @@ class Pacer:
 
     def _now(self) -> tuple[float, ...]:
         c = self._counters
-        return time.perf_counter(), c.host_stall_seconds + c.link_stall_seconds, c.expected_seconds
+        waited = c.host_stall_seconds + c.link_stall_seconds
+        uses = (c.device_hits + c.device_misses, c.device_hits, c.ahead_right, c.memory_hits)
+        return time.perf_counter(), waited, c.expected_seconds, *uses
 
-    def _add(self, seconds: float, waiting: float, expected: float) -> None:
-        self._paces.append(Pace(max(0.0, seconds - waiting), max(0.0, waiting - expected) / self._layers))
+    def _add(self, seconds: float, waiting: float, expected: float, *uses: float) -> None:
+        self._paces.append(Pace(max(0.0, seconds - waiting), (waiting - expected) / self._layers))
+        self._uses.append(uses)
 
     @property
     def pace(self) -> Pace | None:
@@ -59,6 +86,16 @@ class Pacer:
         if len(self._paces) < ENOUGH:
             return None
         return Pace(median(each.device for each in self._paces), median(each.turn for each in self._paces))
+
+    def routing(self, device: float, memory: float) -> Routing | None:
+        """If the device had this share of the experts, and memory that of the others, once enough was seen."""
+        if len(self._uses) < ENOUGH:
+            return None
+        asked, found, guessed, in_memory = (sum(each) for each in zip(*self._uses, strict=True))
+        others, missing = max(1, asked - found + guessed), max(1, asked - found)
+        return Routing(
+            power(device, 1 - others / max(1, asked)), power(memory, in_memory / missing), guessed / others
+        )
 
 
 def note(plan: Plan, device: str, pace: Pace, times: Times) -> None:
@@ -73,15 +110,29 @@ def note(plan: Plan, device: str, pace: Pace, times: Times) -> None:
 def noted(plan: Plan, device: str) -> tuple[Pace, Times] | None:
     """What an earlier run of such a model on this device has found."""
     match recall(NOTES).get(_key(plan, device)):
-        case {"pace": list(pace), "times": list(times)} if _sound(pace, 2) and _sound(times, 6):
-            link, disk, call, *host = times
-            return Pace(*pace), Times(link, tuple(host), disk, call)
+        case {"pace": [device_seconds, turn], "times": [link, disk, call, *host]} if _sound(
+            [device_seconds, link, disk, call, *host], 7
+        ) and _sound([turn], 1, -1.0):
+            return Pace(device_seconds, turn), Times(link, tuple(host), disk, call)
     return None
 
 
-def _sound(numbers: list[Any], count: int) -> bool:
+def note_routing(model: str, routing: Routing) -> None:
+    """model: its fingerprint"""
+    remember(NOTES, model, {"routing": list(routing)})
+
+
+def noted_routing(model: str) -> Routing | None:
+    """What an earlier run of this very model has found, on whatever device."""
+    match recall(NOTES).get(model):
+        case {"routing": list(routing)} if _sound(routing, 3) and routing[2] <= 1:
+            return Routing(*routing)
+    return None
+
+
+def _sound(numbers: list[Any], count: int, least: float = 0.0) -> bool:
     return len(numbers) == count and all(
-        isinstance(number, float | int) and math.isfinite(number) and number >= 0 for number in numbers
+        isinstance(number, float | int) and math.isfinite(number) and number >= least for number in numbers
     )
 
 

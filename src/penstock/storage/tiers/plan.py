@@ -218,6 +218,13 @@ def _host(
     return TierPlan(kinds, long_work, False, budget, base, held, ahead, smallest)
 
 
+def memory_share(plan: Plan, device: float) -> float:
+    """Of the experts that a device lacks, which has such a share of all, those that the host's memory holds."""
+    assert plan.tiers is not None
+    elsewhere = plan.experts_total * (1 - device)
+    return 1.0 if plan.tiers.whole or elsewhere <= 0 else min(1.0, plan.tiers.held / elsewhere)
+
+
 def in_memory(checkpoint: Checkpoint) -> bool:
     """Whether the files lie in a disk that is memory itself."""
     return all(

@@ -10,9 +10,9 @@ const WINDOW = 4; // pictures that rates are told from
 const TILES = [
   { id: "decode", label: "Decode", hint: "Tokens of answers for each second that the engine worked" },
   { id: "prefill", label: "Prefill", hint: "Tokens of prompts for each second that prompts were read" },
-  { id: "hits", label: "Hit rate", hint: "Experts that were in memory when they were needed", most: 1 },
+  { id: "hits", label: "Hit rate", hint: "Experts that were in memory, or on the GPU, when they were needed", most: 1 },
   { id: "disk", label: "Disk", hint: "Bytes read for each second" },
-  { id: "stall", label: "Stall", hint: "Share of the time that steps waited for the disk", most: 1 },
+  { id: "stall", label: "Stall", hint: "Share of the time that steps waited for the disk, or the GPU for the others", most: 1 },
   { id: "busy", label: "Engine", hint: "Share of the time that steps were running", most: 1 },
 ];
 
@@ -77,6 +77,7 @@ export class Panel {
     const share = (part) => (seconds ? Math.min(1, part / seconds) : 0);
     this.share("busy", share(worked), `${count(now.queue.steps)} steps${graphs(now.gpu)}`);
     if (now.storage && before.storage) this.storage(now, grown, seconds, share);
+    else if (now.tiers && before.tiers) this.tiered(now, grown, seconds, share);
     else {
       const where = now.gpu ? "all on the GPU" : "mapped file";
       const why = now.state === "ready" ? where : "no weights";
@@ -100,23 +101,44 @@ export class Panel {
 
   storage(now, grown, seconds, share) {
     const { storage } = now;
-    const hits = grown((each) => each.storage.hits);
-    const asked = hits + grown((each) => each.storage.misses);
-    const ever = storage.hits / (storage.hits + storage.misses);
+    this.hits((each) => [each.storage.hits, each.storage.misses], now, grown, (ever) => `${percent(ever)} in all`);
+    this.flow((each) => each.storage.disk_bytes, grown, seconds, `${bytes(storage.disk_bytes)} in all`);
+    const stalled = (each) => each.storage.stall_seconds + each.storage.dense_stall_seconds;
+    this.share("stall", share(grown(stalled)), `${short(stalled(now))} s in all`);
+  }
+
+  // Some of the experts are on a GPU: what it has, what crosses to it, and how long it waits in the middle of layers.
+  tiered(now, grown, seconds, share) {
+    const { tiers } = now;
+    const byCpu = () => `on the GPU; CPU ${percent(tiers.on_host / (tiers.device_hits + tiers.device_misses))}`;
+    this.hits((each) => [each.tiers.device_hits, each.tiers.device_misses], now, grown, byCpu);
+    this.tiles.disk.title.textContent = "Link";
+    const read = seconds ? grown((each) => each.tiers.disk_bytes) / seconds : 0;
+    this.flow((each) => each.tiers.link_bytes, grown, seconds, read ? `to the GPU; disk ${bytes(read)}/s` : "to the GPU");
+    const waited = (each) => each.tiers.host_stall_seconds + each.tiers.link_stall_seconds;
+    const forLink = waited(now) ? `, ${percent(tiers.link_stall_seconds / waited(now))} for the link` : "";
+    this.share("stall", share(grown(waited)), `of the GPU${forLink}`);
+  }
+
+  // counts: what was found and what was not; words: beside the share ever found
+  hits(counts, now, grown, words) {
+    const [found, missed] = counts(now);
+    const hits = grown((each) => counts(each)[0]);
+    const asked = hits + grown((each) => counts(each)[1]);
+    const ever = found / (found + missed);
     if (asked) this.last.hits = hits / asked;
     else this.last.hits ||= ever;
     this.tiles.hits.spark.push(this.last.hits, 1);
     const known = Number.isFinite(this.last.hits);
-    const words = known ? `${percent(ever)} in all` : "";
-    this.tiles.hits.show(this.last.hits, known ? percentNumber(this.last.hits) : "–", known ? "%" : "", words);
+    const [text, unit] = known ? [percentNumber(this.last.hits), "%"] : ["–", ""];
+    this.tiles.hits.show(this.last.hits, text, unit, known ? words(ever) : "");
+  }
 
-    const speed = seconds ? grown((each) => each.storage.disk_bytes) / seconds : 0;
+  flow(nbytes, grown, seconds, words) {
+    const speed = seconds ? grown(nbytes) / seconds : 0;
     this.tiles.disk.spark.push(speed);
     const [number, unit] = bytesParts(speed);
-    this.tiles.disk.show(speed, number, `${unit}/s`, `${bytes(storage.disk_bytes)} in all`);
-
-    const stalled = (each) => each.storage.stall_seconds + each.storage.dense_stall_seconds;
-    this.share("stall", share(grown(stalled)), `${short(stalled(now))} s in all`);
+    this.tiles.disk.show(speed, number, `${unit}/s`, words);
   }
 
   // ── memory ───────────────────────────────────────────────────────────────────────────────────────────
@@ -175,11 +197,12 @@ class Tile {
     this.spark = new Spark();
     this.value = element("b", {}, "–");
     this.unit = element("span", { class: "unit" });
+    this.title = element("h2", {}, label);
     this.note = element("span", { class: "note" });
     this.element = element(
       "article",
       { class: `tile tile-${id}`, title: hint, id: `tile-${id}` },
-      element("header", {}, element("h2", {}, label), this.note),
+      element("header", {}, this.title, this.note),
       element("p", { class: "reading" }, this.value, this.unit),
       this.spark.element,
     );
