@@ -202,8 +202,7 @@ def decode(engine: Engine, scaled: Scaled, case: str, vram: int, before: int) ->
     disk = each["disk_reads"] * after["disk_seconds_per_expert"]
     parts = {"link": link, "processors": each["host_seconds"], "disk": disk}
     layer = 1e6 / engine.config.layer_count
-    host = {"waits": each["idle_seconds"], "computes": each["host_seconds"]}
-    host["decides, hands over"] = mean - sum(host.values())
+    host = {"waits": each["idle_seconds"], "keeps books": mean - each["idle_seconds"]}  # beside what computes
     card = {"waits for host": each["host_stall_seconds"], "then for link": each["link_stall_seconds"]}
     card["computes"] = mean - sum(card.values())
     rest = mean - max(parts.values())
