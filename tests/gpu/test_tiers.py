@@ -260,10 +260,10 @@ def test_the_card_does_not_wait_for_a_host_that_has_given_up(
         session.rewind(1)
         real, turns = Placement.begin_turn, iter(range(100))
 
-        def interrupted(placement: Placement, rows: int) -> None:
+        def interrupted(placement: Placement, block: int, rows: int) -> None:
             if next(turns) == 2:
                 raise KeyboardInterrupt
-            real(placement, rows)
+            real(placement, block, rows)
 
         with monkeypatch.context() as context:
             context.setattr(Placement, "begin_turn", interrupted)

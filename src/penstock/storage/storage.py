@@ -124,6 +124,8 @@ class Storage:
         return found
 
     def close(self) -> None:
+        if self.tiers is not None:
+            self.tiers.experts.settle()
         if self.learning is not None:
             self.learning.finish()
         if self.bringing is not None:

@@ -100,6 +100,8 @@ class TieredExperts(ExpertStore):
     def note(self, lease: "TieredLease", ids: NDArray[np.int64]) -> None:
         """A turn for these, ids [rows, count], has been decided."""
         self._noted.append((lease, ids))
+        if self.recorder is not None:
+            self.recorder.record(lease.block, len(ids), sorted(set(ids.ravel().tolist())))
 
     def settle(self) -> None:
         """What can be done about the turns so far while the device computes."""
@@ -107,7 +109,7 @@ class TieredExperts(ExpertStore):
             placement.settle()
         noted, self._noted = self._noted, []
         for lease, ids in noted:
-            lease.use(sorted(set(ids.ravel().tolist())), len(ids), ids)
+            self.heat.use(lease.name, ids)
 
     def _absent(self, block: int, numbers: Sequence[int]) -> NDArray[np.int64]:
         """Those that the device does not have."""
@@ -234,7 +236,10 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         self.store, self.block, self.pool = store, block, pool
         self.slots, self.places = pool.slots, store.places
         self._bytes = store.expert_bytes(block)
-        self._name = store.source.blocks[block]
+        self.name = store.source.blocks[block]
+        self._last = block + 1 == len(
+            store.source.blocks
+        )  # of a step: the device has the head to compute yet
         self._admitted = False  # whether the placement has made room for the turn that is being decided
         blocks = store.source.blocks
         self.guesses = (
@@ -255,9 +260,9 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         if placement.passing:
             self.pool.passing.forget()
         self.store.pacer.turn(self.block, rows)
-        if placement.is_full(rows):
+        if placement.is_full(self.block, rows):
             self.store.settle()
-        placement.begin_turn(rows)
+        placement.begin_turn(self.block, rows)
 
     def make_room(self) -> None:
         self.pool.placement.make_room(self.block)
@@ -269,6 +274,8 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         counters.link_bytes += self.pool.placement.decided(self.block, admitted) * self._bytes
         counters.host_seconds += computing
         self.store.note(self, ids)
+        if self._last:
+            self.store.settle()
 
     def turn(self, ids: NDArray[np.int64]) -> Iterator[ExpertTable]:
         placement, places = self.pool.placement, self.places
@@ -296,13 +303,6 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
 
     def ahead(self, ids: NDArray[np.int64]) -> None:
         self.store.ahead(self.block + 1, ids.tolist())
-
-    def use(self, numbers: list[int], rows: int, ids: NDArray[np.int64]) -> None:
-        """Whoever counts how experts are used shall know."""
-        store = self.store
-        store.heat.use(self._name, ids)
-        if store.recorder is not None:
-            store.recorder.record(self.block, rows, numbers)
 
     def _own(self, experts: dict[int, HostExpert]) -> Iterator[ExpertTable]:
         """A table for the host."""
@@ -351,7 +351,9 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         store.settle()
         numbers = np.flatnonzero(rows).tolist()
         count = int(rows.sum()) // placement.used
-        self.use(numbers, count, np.array(numbers, np.int64))
+        store.heat.use(self.name, numbers)
+        if store.recorder is not None:
+            store.recorder.record(self.block, count, numbers)
         missing = placement.long_turn(self.block, numbers, count)
         self.places[:] = placement.slots_of(self.block)
         store.counters.link_bytes += len(missing) * self._bytes

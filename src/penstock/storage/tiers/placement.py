@@ -167,7 +167,7 @@ class Placement:
 
     def turn(self, block: int, numbers: Sequence[int], rows: int) -> Turn:
         """What becomes of the experts that a layer needs; numbers ascend."""
-        self.begin_turn(rows, len(numbers))
+        self.begin_turn(block, rows, len(numbers))
         ids = np.array(numbers, np.int64)
         absent = None
         if self.memory is not None:
@@ -185,18 +185,22 @@ class Placement:
         here, bring, host = (ids[fates == fate].tolist() for fate in (_HERE, _BRING, _HOST))
         return Turn(here, {number: int(slot_of[number]) for number in bring}, host)
 
-    def is_full(self, rows: int, needed: int = 0) -> bool:
-        """Whether turns have to be settled before one of so many rows begins, which needs so many experts if that is
-        known."""
+    def is_full(self, block: int, rows: int, needed: int = 0) -> bool:
+        """Whether turns have to be settled before one of this block and of so many rows begins, which needs so many
+        experts if that is known."""
+        if not self._turns:
+            return False
+        if block <= self._turns[-1].block:  # a new step, which counts by itself
+            return True
         if self.memory is not None:  # what it holds follows from what the device was given
-            return bool(self._turns)
+            return True
         needed = max(needed, min(rows * self.used, self.experts))
-        return len(self._turns) >= TOGETHER or (bool(self._turns) and self._described.free_count < needed)
+        return len(self._turns) >= TOGETHER or self._described.free_count < needed
 
-    def begin_turn(self, rows: int, needed: int = 0) -> None:
+    def begin_turn(self, block: int, rows: int, needed: int = 0) -> None:
         """A turn is about to be decided."""
         self._judge_guesses()
-        if self.is_full(rows, needed):
+        if self.is_full(block, rows, needed):
             self.settle()
         self.end_long()
 
