@@ -118,7 +118,7 @@ def main() -> None:
             begin = time.perf_counter()
             lease.ahead(likely)
             spent["ahead"].append(time.perf_counter() - begin)
-        if placement.is_full(turn % len(blocks), 1):
+        if placement.is_full((turn + 1) % len(blocks), 1):
             begin = time.perf_counter()
             store.settle()
             spent["settle"].append(time.perf_counter() - begin)

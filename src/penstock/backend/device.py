@@ -25,6 +25,7 @@ from penstock.weights.config import ModelConfig
 from penstock.weights.tensor import TensorInfo
 
 HOST_ROWS: Final = (1, 4, 16)
+GLANCE: Final = 50_000  # microseconds of waiting for a device, after which it is asked whether it is well
 
 
 class ExpertSeconds(NamedTuple):

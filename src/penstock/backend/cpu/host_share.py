@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from penstock.backend.base import AtHand, DividedLease, ExpertTable, Vector
 from penstock.backend.cpu.weights import CpuExpert, CpuExpertTable
-from penstock.backend.device import HostShare, HostTurns, Meeting
+from penstock.backend.device import GLANCE, HostShare, HostTurns, Meeting
 from penstock.native.library import native
 from penstock.native.structs import Turns
 
-GLANCE: Final = 50_000  # microseconds after which it is asked whether the device is well
 _NOT_YET, _TAKEN, _NO_ROOM = range(3)  # what a turn has come to
 
 

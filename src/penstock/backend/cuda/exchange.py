@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.backend.cpu.host_share import GLANCE
 from penstock.backend.cuda.inputs import FLOATS, INT, VOID, Image, address, input_bytes
 from penstock.backend.cuda.launch import module
 from penstock.backend.cuda.routing import Router, RoutingArgument
 from penstock.backend.cuda.slots import COMINGS, LANES, PULLERS, CudaExpertSlots, Pull, PullArgument
-from penstock.backend.device import Meeting
+from penstock.backend.device import GLANCE, Meeting
 from penstock.native.library import native
 
 PATIENCE: Final = 400  # microseconds that the host watches for the card, before it looks only now and then
