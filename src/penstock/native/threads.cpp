@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
@@ -212,17 +213,7 @@ class Pool {
     }
 
     bool start() {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
-        bool good = true;
-        try {
-            std::thread([this, number = static_cast<u32>(started_)] { help(number); }).detach();
-        } catch (...) {
-            good = false;  // then with fewer
-        }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        return good;
+        return start_thread([this, number = static_cast<u32>(started_)] { help(number); });  // else with fewer
     }
 
     // A helper that lost its core with a piece in hand may wait for milliseconds to get it back.  Its caller has nothing
@@ -301,6 +292,20 @@ void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece
         Pool::serial(pieces, body, context);
     else
         shared_pool().run(pieces, threads, body, context);
+}
+
+bool start_thread(std::function<void()> work) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool good = true;
+    try {
+        std::thread(std::move(work)).detach();
+    } catch (...) {
+        good = false;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return good;
 }
 
 PS_EXPORT void ps_threads_patience(i64 microseconds) { helper_patience = microseconds; }

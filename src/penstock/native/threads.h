@@ -12,11 +12,16 @@
 // helpers and makes its own.  Bodies must not throw.
 #pragma once
 
+#include <functional>
 #include <type_traits>
 
 #include "api.h"
 
 void parallel_run(i64 pieces, i64 threads, void (*body)(void* context, i64 piece), void* context);
+
+// A thread for as long as the process lives, which gets no signals: those are for the threads of the program.  False: there are no
+// more to be had.
+bool start_thread(std::function<void()> work);
 
 // Helpers watch for so many microseconds before they sleep, from now on: for callers who come back after so long, again
 // and again, and do not want to wake everybody each time.

@@ -1,7 +1,6 @@
 #include "tiers.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -94,7 +93,7 @@ class Companion {
   public:
     void begin(ps_turns& turns, i64 turn, i64 live) {
         finish();
-        if (!started_ && !(started_ = start())) return answer_with_sum(turns, turn, live);
+        if (!started_ && !(started_ = start_thread([this] { work(); }))) return answer_with_sum(turns, turn, live);
         turns_ = &turns;
         turn_ = turn;
         live_ = live;
@@ -111,19 +110,6 @@ class Companion {
   private:
     static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
-    bool start() {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
-        bool good = true;
-        try {
-            std::thread([this] { work(); }).detach();
-        } catch (...) {
-            good = false;
-        }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        return good;
-    }
     void work() {
         for (std::uint32_t next = 1;; next++) {
             if (!ps_wait_for(reinterpret_cast<const std::uint32_t*>(&asked_), next, COMPANION_PATIENCE, COMPANION_PATIENCE)) {

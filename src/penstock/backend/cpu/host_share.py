@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
