@@ -176,6 +176,10 @@ class DividedLease(ABC):
         what was brought."""
 
     @abstractmethod
+    def give_up(self) -> None:
+        """The device goes on with no answer: what the latest turn of any layer was to bring may not have come."""
+
+    @abstractmethod
     def waited(self, idle: float, host: float, link: float) -> None:
         """Seconds that the host waited for this turn, and that the device waited in the one before: for the host,
         then for what was brought."""

@@ -126,6 +126,24 @@ def test_the_host_lets_go_what_the_device_has(policy: str) -> None:
     assert placement.spared(1, [3]) == [*turn.bring][1:2]
 
 
+def test_what_a_turn_was_to_bring_is_not_there_if_it_is_given_up() -> None:
+    placement = place(20)
+    first = placement.turn(0, [0, 1], 1)
+    second = placement.turn(1, [2, 3], 1)
+    assert first.bring
+    assert second.bring
+    placement.give_up()
+    there = set(first.bring)
+    assert set(placement.slot_of) == there  # the device had asked for the second turn, so it has the first
+    check(placement)
+    placement.begin_turn(2, 1)
+    placement.give_up()  # before anything was decided
+    assert set(placement.slot_of) == there
+    again = placement.turn(1, [2, 3], 1)
+    assert again.bring.keys() == second.bring.keys()
+    check(placement)
+
+
 def test_a_long_step_does_with_few_slots() -> None:
     placement = place(FEWEST)
     placement.resize(PASSING, PASSING)

@@ -237,9 +237,8 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         self.slots, self.places = pool.slots, store.places
         self._bytes = store.expert_bytes(block)
         self.name = store.source.blocks[block]
-        self._last = block + 1 == len(
-            store.source.blocks
-        )  # of a step: the device has the head to compute yet
+        # Of a step: the device has the head to compute yet
+        self._last = block + 1 == len(store.source.blocks)
         self._admitted = False  # whether the placement has made room for the turn that is being decided
         blocks = store.source.blocks
         self.guesses = (
@@ -294,6 +293,10 @@ class TieredLease(DividedLease, AbstractContextManager["TieredLease"]):
         except BaseException:
             placement.lost(self.block, list(coming))
             raise
+
+    def give_up(self) -> None:
+        for placement in self.store.placements:
+            placement.give_up()
 
     def waited(self, idle: float, host: float, link: float) -> None:
         counters = self.store.counters

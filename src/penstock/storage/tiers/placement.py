@@ -115,6 +115,7 @@ class Placement:
         self.left = slots  # by the long step under way
         self._counted = 0
         self._turns: list[_Decided] = []
+        self._latest = 0  # the block of the turn that is being decided, or was last
         self._unjudged: int | None = None  # the block of the latest turn, until its guesses are judged
         self._guessed: list[Key] = []  # what was brought ahead, until their block's turn is settled
         self.gate = Gate(WORTH)
@@ -200,6 +201,7 @@ class Placement:
     def begin_turn(self, block: int, rows: int, needed: int = 0) -> None:
         """A turn is about to be decided."""
         self._judge_guesses()
+        self._latest, self._described.count = block, 0
         if self.is_full(block, rows, needed):
             self.settle()
         self.end_long()
@@ -332,8 +334,15 @@ class Placement:
         self.settle()
         for key in (block * self.experts + number for number in numbers):
             self.cache.drop(key)
-            self._leaves(key)
-            self.counters.device_evictions -= 1
+            if self._slot_of[key] >= 0:
+                self._leaves(key)
+                self.counters.device_evictions -= 1
+
+    def give_up(self) -> None:
+        """The device may not have brought what the latest turn was to bring."""
+        count = self._described.count
+        numbers: list[int] = self._numbers[:count][self._fates[:count] == _BRING].tolist()
+        self.lost(self._latest, numbers)
 
     def _on_disk(self, base: int, missing: Sequence[int]) -> int:
         return 0 if self.memory is None else sum(base + number not in self.memory for number in missing)

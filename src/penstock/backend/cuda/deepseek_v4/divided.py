@@ -156,6 +156,7 @@ class Divided:
         if self._turns is not None:
             self._turns.finish()
         self._exchange.give_up()
+        self._lease.give_up()
 
     def _answer_in_python(self, rows: int) -> float:
         """Where experts may have to come from disk."""
